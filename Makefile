@@ -4,7 +4,7 @@
 KERNEL ?= 6.1# kernel of the virtual machines, Debian's 6.1 or 6.12
 COUNT  ?= 1# runs of each scenario
 RUN    ?= .# the scenarios to run, a regular expression
-PART   ?= all# the part that bench runs: user, failover, patience, vm, columns, csi, manager or all
+PART   ?= all# the part that bench runs: user, failover, patience, vm, columns, csi, manager, managers or all
 PAIRS  ?= .# the pairs of host and target that interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 VERSION ?= $(shell git describe --tags --match 'v*' --dirty=+changes 2>/dev/null)
@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image manifests bench fuzz install clean
+.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -27,6 +27,10 @@ demo-test: build ## run the story in a new directory, again in the same one, and
 	@go build -o bin/ ./e2e/demo ./e2e/workload
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
 		bin/demo -dir "$$d/a" && bin/demo -dir "$$d/a" && bin/demo -dir "$$d/b" -block-device none
+
+screenshots: build ## photograph each page of the console, light and dark, in bin/screenshots
+	@e2e/install.sh browser
+	@go run ./e2e/screenshots
 
 demo-vm: install ## show the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm
@@ -75,13 +79,14 @@ QUICK_CASES = should store data|should write files of various sizes|should suppo
 kube-e2e-quick: ## run a part of that suite that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 
-bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number)
-	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager,$(PART)),,vm) $(if $(filter vm columns csi manager,$(PART)),,bench))
+bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number)
+	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers,$(PART)),,vm) $(if $(filter vm columns csi manager managers,$(PART)),,bench))
 	go build -o bin/bench ./e2e/bench
 	@$(if $(filter failover patience all,$(PART)),$(MAKE) --no-print-directory build)
-	$(if $(filter csi manager,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
+	$(if $(filter csi manager managers,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
 	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
 	$(if $(filter manager all,$(PART)),go test -run '^$$' -bench 'DecisionAmong|VolumesThrough|RecordOfALost' -benchtime 1x -timeout 30m ./volmgr/cluster ./volmgr)
+	$(if $(filter managers all,$(PART)),go test -run '^$$' -bench 'ThreeManagers' -benchtime 1x -timeout 30m ./volmgr)
 
 RESULTS ?= bin/bench.json# where bench keeps the results of the user-space path
 LAST = docs/performance-user.json# the results that docs/performance.md shows
@@ -98,7 +103,7 @@ faults: ## inject thousands of faults into the user-space path, with new seeds (
 	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -faults $${FAULTS:-3000} -first $$(date +%s)
 
 faults-quorum: ## the same with three volume managers, which share their records (FAULTS=3000)
-	go test -count=1 -timeout 60m -run TestNothingIsLost ./e2e/fault -managers 3 -faults $${FAULTS:-3000} -first $$(date +%s)
+	go test -count=1 -timeout 60m -run 'TestNothingIsLost|TestTheAPIIsLinearizable' ./e2e/fault -managers 3 -faults $${FAULTS:-3000} -first $$(date +%s)
 
 faults-vm: install ## inject faults into virtual machines with real kernels, on the kernel path; 25 faults take 7 minutes (FAULTS=500 KERNEL=6.12)
 	go run ./e2e/fault/vm -faults $${FAULTS:-500}
@@ -113,12 +118,20 @@ mutants: ## remove guards from the code, one at a time: a test must notice each 
 fuzz: ## run each fuzz target for FUZZTIME (30s)
 	@e2e/fuzz.sh $${FUZZTIME:-30s}
 
-generate: ## generate proto/pb from proto/weft, and docs/cli.md from the commands
+generate: ## generate proto/pb from proto/weft, docs/cli.md from the commands, and the chart's alerts and dashboard
 	proto/generate.sh
 	go test ./cmd/weft -run TestTheCommandReferenceIsCurrent -update
+	go test ./cmd/internal/monitoring -run TestTheChartsCopiesAreCurrent -update
 
 image: ## build the container image: bin/image (OCI layout) and bin/weft-image.tar (ctr images import)
 	go run ./deploy/image -out bin -release '$(VERSION)'
+
+packages: ## build the packages for Debian (.deb) and Red Hat (.rpm) and their relatives, in bin/packages (ARCH=arm64)
+	go run ./deploy/packages -out bin/packages -release '$(VERSION)' $(if $(ARCH),-arch $(ARCH))
+
+packages-test: packages ## install the .deb in a virtual machine with Debian and systemd, mount volumes at boot, reboot, remove it again (4 minutes; 2 more the first time)
+	@e2e/install.sh vm packages
+	go test -count=1 -v -timeout 20m -run '^TestScenario' ./e2e/packages
 
 manifests: ## generate deploy/kubernetes from the Helm chart (builds Helm's engine once)
 	go run ./deploy/manifests
@@ -127,7 +140,7 @@ check: generate manifests ## fail if generated code or manifests are not current
 	git diff --exit-code -- proto/pb deploy docs/cli.md
 
 install: ## install the distribution's packages that the tests need
-	@e2e/install.sh
+	@e2e/install.sh vm prometheus
 
 clean: ## remove bin/ and the cache of kernels and images
 	rm -rf bin "$${WEFT_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/weft}"

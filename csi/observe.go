@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/metric"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -31,12 +32,12 @@ type metrics struct {
 
 func newMetrics() *metrics {
 	return &metrics{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:        "csi_plugin_operations_seconds",
+		Name:        metric.CSIOperationSeconds,
 		Help:        "Duration of CSI calls, by method and gRPC code.",
 		ConstLabels: prometheus.Labels{"driver_name": DriverName},
 		Buckets:     []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 15, 30, 60, 120, 300, 600},
 	}, []string{"method_name", "grpc_status_code"}), steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "weft_csi_node_step_seconds",
+		Name:    metric.CSIStepSeconds,
 		Help:    "How long the steps of staging, publishing and their opposites took on this node: wait (for the device), open, look, check, queue (for making a file system), make, mount, grow, bind, unmount.",
 		Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800},
 	}, []string{"step"})}

@@ -23,6 +23,7 @@ type parameters struct {
 	copies, stripes uint32 // stripes 0 lets the manager choose
 	chunk           block.Size
 	pool, spread    string
+	authentication  string
 	transport       string
 	fsType          string            // empty: taken from the capability, or the node's default
 	about           map[string]string // the claim that the volume is for, from the provisioner
@@ -35,6 +36,8 @@ var (
 	paramChunk   = block.PropertyChunk.Parameter
 	paramPool    = block.PropertyPool.Parameter
 	paramSpread  = block.PropertySpread.Parameter
+
+	paramAuthentication = block.PropertyAuthentication.Parameter
 
 	paramTransport = block.PropertyTransport.Parameter
 	paramFSType    = block.PropertyFileSystem.Parameter
@@ -55,7 +58,8 @@ var metadataKeys = []string{
 func parseParameters(given map[string]string) (parameters, error) {
 	p := parameters{
 		copies: block.DefaultCopies, chunk: block.DefaultChunk, pool: block.DefaultPool, spread: block.DefaultSpread,
-		transport: block.PropertyTransport.Default, about: map[string]string{},
+		authentication: block.PropertyAuthentication.Default,
+		transport:      block.PropertyTransport.Default, about: map[string]string{},
 	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		if err := p.set(key, given[key]); err != nil {
@@ -90,6 +94,8 @@ func (p *parameters) set(key, value string) (err error) {
 		p.pool, err = value, given(value)
 	case paramSpread:
 		p.spread, err = value, given(value)
+	case paramAuthentication:
+		p.authentication, err = value, oneOf(value, block.PropertyAuthentication.Words()...)
 	case paramTransport:
 		p.transport, err = value, oneOf(value, block.PropertyTransport.Words()...)
 	case paramFSType:

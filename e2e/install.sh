@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs what the virtual machines need ("vm", the default), what the benchmark
-# compares with ("bench") or what the Kubernetes cluster stands on ("kube") from the
-# distribution's packages, and says what it installs. Nothing is done when all of it
-# is there.
+# compares with ("bench"), what the Kubernetes cluster stands on ("kube"), what shows the
+# console ("browser"), what tests alerts ("prometheus") or what the test of the packages makes
+# its disk with ("packages") from the distribution's packages, and says what it installs.
+# Nothing is done when all of it is there.
 set -eu
 
 packages=""
@@ -41,19 +42,33 @@ cluster() { # what the programs that e2e/kube/parts builds and unpacks need
 	# Its packages are downloaded without being installed: apt has to know of them.
 	apt-cache show containerd >/dev/null 2>&1 || update=yes
 }
-update=""
+browser() { # what photographs the console
+	need chromium chromium
+}
+userland() { # what makes the disk with Debian's userland
+	need mmdebstrap mmdebstrap
+}
+# promtool alone is taken from its package and kept in the cache, so that no server starts.
+tool="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}/prometheus"
+rules() {
+	command -v promtool >/dev/null 2>&1 || [ -x "$tool/usr/bin/promtool" ] || fetch=yes
+}
+update="" fetch=""
 [ $# -gt 0 ] || set -- vm
 for part in "$@"; do
 	case $part in
 	vm) machines ;;
 	bench) peers ;;
 	kube) cluster ;;
-	*) echo "install: no part $part: vm, bench or kube" >&2; exit 2 ;;
+	browser) browser ;;
+	packages) userland ;;
+	prometheus) rules ;;
+	*) echo "install: no part $part: vm, bench, kube, browser, prometheus or packages" >&2; exit 2 ;;
 	esac
 done
 
-[ -n "$packages$update" ] || exit 0
-echo "install: from the distribution:${packages:- its list of packages}"
+[ -n "$packages$update$fetch" ] || exit 0
+echo "install: from the distribution:${packages:- its list of packages}${fetch:+, and promtool}"
 command -v apt-get >/dev/null 2>&1 || {
 	echo "install: no apt-get here: install these packages' programs by hand" >&2
 	exit 1
@@ -62,7 +77,15 @@ sudo=""
 [ "$(id -u)" = 0 ] || sudo=sudo
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
-[ -n "$packages" ] || exit 0
+if [ -n "$fetch" ]; then
+	dir=$(mktemp -d)
+	(cd "$dir" && apt-get download -qq prometheus 2>"$dir/err" || { cat "$dir/err" >&2; exit 1; })
+	dpkg-deb -x "$dir"/prometheus_*.deb "$dir/all"
+	mkdir -p "$tool/usr/bin"
+	mv "$dir/all/usr/bin/promtool" "$tool/usr/bin/"
+	rm -rf "$dir"
+fi
+[ -n "$packages" ] || { echo "install: done"; exit 0; }
 # shellcheck disable=SC2086
 $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
 echo "install: done"

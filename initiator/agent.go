@@ -77,6 +77,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	context.AfterFunc(life, stop)
 	g.Go(func() error { defer end(); return a.keep(keeping) })
 	g.Go(func() error { return a.talk(life) })
+	g.Go(func() error { a.sendFigures(life); return nil })
+	g.Go(func() error { a.answerSupport(life); return nil })
 	g.Go(func() error { return a.path.watch(life, a.pokeAll) })
 	err = g.Wait()
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
@@ -318,11 +320,12 @@ func (a *Agent) report() *pb.InitiatorReport {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := &pb.InitiatorReport{
-		Node: string(a.cfg.Node), Labels: a.cfg.Labels, BootId: a.cfg.BootID, Version: a.cfg.Version, Kernel: a.cfg.Kernel,
+		Node: string(a.cfg.Node), Labels: a.cfg.Labels, BootId: a.cfg.BootID, Version: a.cfg.Version, Level: uint32(block.KnownLevel), Kernel: a.cfg.Kernel,
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
 		Scale:    parts.Understood(),
 		Evidence: a.evidence.Report(),
 	}
+	r.Authenticates = a.path != nil && a.path.authenticates()
 	if o := a.newest.Newest(); o.Term > 0 {
 		r.Term, r.TermClusterId = o.Term, o.Cluster.String()
 	}

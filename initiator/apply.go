@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
@@ -146,6 +147,16 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	options := fabrics.Options{
 		Portal: o.Portal, NQN: o.Subsystem, Host: k.agent.host(),
 		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.cfg.KeepAlive, ReconnectDelay: reconnectDelay(o.Portal),
+	}
+	if !o.Keys.IsZero() {
+		var err error
+		options.Host = o.Host
+		if options.HostKey, err = dhchap.NewKey(dhchap.SHA256, o.Keys.Host.Reveal()); err != nil {
+			return err
+		}
+		if options.ControllerKey, err = dhchap.NewKey(dhchap.SHA256, o.Keys.Controller.Reveal()); err != nil {
+			return err
+		}
 	}
 	r.connecting = true
 	go func() {
@@ -440,7 +451,7 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 // topOf returns the top device of a volume.
 func topOf(w *volume.Wanted) dm.Device {
 	top := mirror.Top(w.Volume, w.Layout, w.Size)
-	top.ReadOnly = w.ReadOnly
+	top.ReadOnly, top.Count = w.ReadOnly, true
 	return top
 }
 

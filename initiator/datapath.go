@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/support"
 )
 
 // volumeKeeper keeps one volume on one data path.
@@ -25,6 +26,9 @@ type volumeKeeper interface {
 
 	// State is the volume as the keeper last saw it.
 	State() keeper.State
+
+	// Figures is the I/O of the volume since it was built; nil if it is not here or not counted.
+	Figures() *keeper.Figures
 }
 
 // dataPath is a way to provide volumes.
@@ -34,6 +38,12 @@ type dataPath interface {
 
 	// held lists the volumes whose devices are here but were made by no keeper.
 	held() ([]block.VolumeID, error)
+
+	// authenticates reports whether it can prove this host's identity to targets.
+	authenticates() bool
+
+	// told is what it tells of this machine for support bundles; nothing secret.
+	told() []support.File
 
 	// keeper makes the keeper of a volume.
 	keeper(v block.VolumeID) volumeKeeper

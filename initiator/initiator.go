@@ -4,9 +4,11 @@ package initiator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -21,6 +23,7 @@ import (
 	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/support"
 )
 
 // Datapath says how volumes are built.
@@ -47,6 +50,9 @@ type Config struct {
 	Kernel  string // uname -r, for people
 	BootID  string // /proc/sys/kernel/random/boot_id
 
+	// Near are networks of targets that this machine prefers where its rail decides nothing.
+	Near []netip.Prefix
+
 	Manager pb.AgentsClient
 	Next    func() // makes Manager use another manager, if there are several; nil: it cannot
 
@@ -72,6 +78,10 @@ type Config struct {
 	BlockDevice blockdev.Kind    // User: the kind of block device; empty means the best available
 	Export      userspace.Export // User: makes devices instead of package blockdev; nil means blockdev does
 	Dial        userspace.Dial   // User: connects to targets; nil means by the machine's network
+
+	// Support returns more of what support bundles hold of this machine, and nothing secret; nil:
+	// nothing.
+	Support func(context.Context) []support.File
 
 	Log *slog.Logger // nil discards
 }

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
@@ -49,6 +50,7 @@ type mapper interface {
 	Resume(name string, u dm.Udev) error
 	Remove(name string, deferred bool) error
 	Wait(ctx context.Context, name string, eventNr uint32) (dm.Info, error)
+	Counted(name string) (f figures.Figures, ok bool, err error)
 }
 
 // loops is what the agent uses of dm.Loops.
@@ -234,6 +236,10 @@ func (k *kernel) expose(name block.VolumeName, n block.DeviceNumber) error {
 	if err := os.Symlink(linkTo(n), path+newSuffix); err != nil {
 		return fmt.Errorf("expose %s: %w", name, err)
 	}
+	// First: a device with a name counts as announced.
+	if err := blockdev.Announce(k.devDir, k.sysDir, filepath.Base(linkTo(n)), name); err != nil {
+		return err
+	}
 	if err := os.Rename(path+newSuffix, path); err != nil {
 		return fmt.Errorf("expose %s: %w", name, err)
 	}
@@ -246,7 +252,7 @@ func (k *kernel) hide(n block.DeviceNumber) error {
 	if !found {
 		return nil
 	}
-	return remove(path)
+	return errors.Join(blockdev.Withdraw(k.devDir, k.sysDir, filepath.Base(linkTo(n))), remove(path))
 }
 
 // ---- the device ----

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -50,6 +51,8 @@ type kernelKeeper struct {
 	seen     *seen           // the last look
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
+
+	counted atomic.Pointer[counted] // nil: no device
 }
 
 // reach is the state of connecting a path.
@@ -65,7 +68,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		changes: map[int]*change{},
 	}
 	can := capabilities
-	can.Rail = a.cfg.Labels[railLabel]
+	can.Rail, can.Near = a.cfg.Labels[railLabel], a.cfg.Near
 	k.Keeper = keeper.New(keeper.Config{
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
 		Limits:   volume.Limits{Window: a.cfg.Window, Lease: a.cfg.Lease, Connect: volume.ConnectPatience, Retry: volume.RetryLast},
@@ -113,6 +116,7 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 	}
 	k.adopt(w, s)
 	k.describe(w, s)
+	k.publishCounted(w, s)
 	k.seen = s
 	return &s.Seen, nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type kernelPath struct {
 	kernel  *kernel
 	uevents func(context.Context, func()) error // nil: none
 	done    func() error                        // nil: nothing to close
+	proves  bool                                // the kernel can prove this host's identity
 
 	mu       sync.Mutex
 	answered map[string]time.Time // by address of a portal: when a probe through it last succeeded
@@ -52,9 +54,28 @@ func openKernelPath(a *Agent) (*kernelPath, error) {
 		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
 		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
 	})
+	if p.proves, err = proves(tree); err != nil {
+		a.log.Warn("cannot tell whether the kernel authenticates; it is not asked to", "err", err)
+	}
 	p.uevents, p.done = fabrics.Watch, func() error { return errors.Join(client.Close(), lock.Close()) }
 	return p, nil
 }
+
+// proves reports whether the kernel can prove this host's identity to targets.
+func proves(tree *fabrics.Tree) (bool, error) {
+	features, err := tree.Supported()
+	if err != nil {
+		return false, err
+	}
+	symbols, err := os.Open("/proc/kallsyms")
+	if err != nil {
+		return false, err
+	}
+	defer symbols.Close()
+	return features.Authenticate(symbols), nil
+}
+
+func (p *kernelPath) authenticates() bool { return p.proves }
 
 func (p *kernelPath) held() ([]block.VolumeID, error) { return mapped(p.kernel.dm.Devices) }
 
@@ -105,7 +126,7 @@ func (p *kernelPath) found() []block.VolumeID {
 		p.agent.log.Warn("look for connected legs", "err", err)
 	}
 	for _, c := range controllers {
-		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && c.HostNQN == p.agent.host().NQN {
+		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && p.agent.host().Connects(c.NQN, c.HostNQN) {
 			all[v] = true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/metric"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -41,9 +42,9 @@ func (a *Agent) stalled(s stall) {
 	a.counts.stalled, a.counts.stall = true, s
 }
 
-// metric names one series.
-func metric(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("weft_initiator_"+name, help, labels, nil)
+// desc describes one series.
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
 }
 
 type descriptions struct {
@@ -52,19 +53,19 @@ type descriptions struct {
 
 func describe() descriptions {
 	return descriptions{
-		attachments: metric("attachments", "Attached volumes by phase.", "phase"),
-		legs:        metric("legs", "Legs of attached volumes by state.", "state"),
-		losses:      metric("leg_losses_total", "Legs that were lost while in use."),
-		stall:       metric("last_stall_seconds", "How long writes waited when a leg was last lost, by part.", "part"),
-		resync:      metric("resync_bytes_total", "Bytes copied to legs that returned."),
-		refused:     metric("manager_refused", "1 while the volume manager that answers is ignored: it belongs to another cluster, or was replaced."),
+		attachments: desc(metric.InitiatorAttachments, "Attached volumes by phase.", "phase"),
+		legs:        desc(metric.InitiatorLegs, "Legs of attached volumes by state.", "state"),
+		losses:      desc(metric.InitiatorLegLosses, "Legs that were lost while in use."),
+		stall:       desc(metric.InitiatorLastStall, "How long writes waited when a leg was last lost, by part.", "part"),
+		resync:      desc(metric.InitiatorResyncBytes, "Bytes copied to legs that returned."),
+		refused:     desc(metric.InitiatorManagerRefused, "1 while the volume manager that answers is ignored: it belongs to another cluster, or was replaced."),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(out chan<- *prometheus.Desc) {
 	d := describe()
-	for _, each := range []*prometheus.Desc{d.attachments, d.legs, d.losses, d.stall, d.resync, d.refused} {
+	for _, each := range append(describeFigures().all(), d.attachments, d.legs, d.losses, d.stall, d.resync, d.refused) {
 		out <- each
 	}
 }
@@ -99,6 +100,7 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 	a.mu.Lock()
 	c, refused := a.counts, a.cluster.why != ""
 	a.mu.Unlock()
+	a.collectFigures(out)
 	gauge(d.refused, map[bool]float64{true: 1}[refused])
 	out <- prometheus.MustNewConstMetric(d.losses, prometheus.CounterValue, float64(c.losses))
 	out <- prometheus.MustNewConstMetric(d.resync, prometheus.CounterValue, float64(c.resync))

@@ -47,7 +47,7 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 		return nil, err
 	}
 	for _, c := range all {
-		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && v == k.volume && c.HostNQN == k.agent.host().NQN {
+		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && v == k.volume && k.agent.host().Connects(c.NQN, c.HostNQN) {
 			s.controllers[c.NQN] = append(s.controllers[c.NQN], c)
 		}
 	}

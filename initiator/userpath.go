@@ -37,7 +37,7 @@ func openUserPath(a *Agent) (*userPath, error) {
 		export = userspace.Devices(o)
 	}
 	path := userspace.New(userspace.Config{
-		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel],
+		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel], Near: c.Near,
 		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
 		Evidence: a.evidence, Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	})
@@ -53,6 +53,9 @@ func removeLeft(o blockdev.Options, log *slog.Logger) {
 		log.Warn("could not remove leftovers of an earlier process", "err", err)
 	}
 }
+
+// authenticates is true: the protocol is in this process.
+func (p *userPath) authenticates() bool { return true }
 
 // found is empty: the volumes of an earlier process ended with it.
 func (p *userPath) found() []block.VolumeID { return nil }

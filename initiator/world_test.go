@@ -26,6 +26,7 @@ import (
 
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
@@ -1068,3 +1069,16 @@ func (w *world) empty() {
 		w.t.Errorf("left behind: devices %v, controllers %v, loops %v, names %v, logs %v", w.devices, w.ctrl, w.loops, links, logs)
 	}
 }
+
+// Figures refuses figures, as a manager of an earlier version does.
+func (manager) Figures(context.Context, ...grpc.CallOption) (grpc.ClientStreamingClient[pb.FiguresReport, pb.FiguresResponse], error) {
+	return nil, status.Error(codes.Unimplemented, "no figures")
+}
+
+// Support is not what these tests are about; a manager of an earlier version answers so, too.
+func (manager) Support(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.SupportAnswer, pb.SupportQuestion], error) {
+	return nil, status.Error(codes.Unimplemented, "no support bundles")
+}
+
+// Counted says that the kernel counts no latencies.
+func (w *world) Counted(string) (f figures.Figures, ok bool, err error) { return f, false, nil }

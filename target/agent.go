@@ -56,6 +56,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/support"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
@@ -88,6 +89,10 @@ type Config struct {
 
 	Root   string // holds sys, proc and dev; empty means "/"
 	Newest string // file that keeps the newest order acted on; empty means one in <Root>/dev/weft
+
+	// Support returns more of what support bundles hold of this machine, and nothing secret; nil:
+	// nothing.
+	Support func(context.Context) []support.File
 
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
@@ -127,6 +132,8 @@ type Agent struct {
 	// leaving: the agent works in the data path of an earlier agent until nothing is exported
 	// there.
 	leaving atomic.Bool
+	// counting reads the figures of the present data path; nil until it serves.
+	counting atomic.Pointer[counting]
 	// newest is the newest order acted on; Run reads it.
 	newest *authority.Note
 
@@ -152,6 +159,7 @@ type kernel struct {
 	mapper   func() (mapper, error)
 	names    naming
 	exports  func() (exporter, error)
+	counting *counting // nil: nothing is counted
 	watch    func(ctx context.Context, changed func()) error
 	close    func(context.Context) error // at the end
 	// before returns the data path of an earlier agent, and whether exports are left in it. Nil in
@@ -161,6 +169,9 @@ type kernel struct {
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel.
 	paths func(map[block.NQN]int)
+	// refusals tells of hosts that did not prove their identity. Nil where nobody counts them, in
+	// the kernel.
+	refusals func() *pb.Refusals
 }
 
 // exporter is the part of nvmet that the agent uses; *nvmet.Tree.
@@ -168,6 +179,7 @@ type exporter interface {
 	Read(context.Context) (nvmet.Config, error)
 	Apply(context.Context, []nvmet.Step, time.Duration) (int, []nvmet.Failure)
 	Busy(block.NQN) bool
+	Authenticates() (bool, error)
 }
 
 // New checks the configuration. It touches nothing.
@@ -264,10 +276,13 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	defer a.close()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
+	a.counting.Store(a.kernel.counting)
 	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
 	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
+	g.Go(func() error { a.sendFigures(ctx); return nil })
+	g.Go(func() error { a.answerSupport(ctx); return nil })
 	g.Go(func() error { return a.watch(ctx) })
 	return g.Wait()
 }
@@ -282,7 +297,7 @@ func (a *Agent) close() {
 
 // base returns the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {
-	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Scale: parts.Understood()}
+	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Level: uint32(block.KnownLevel), Scale: parts.Understood()}
 	for field, file := range map[*string]string{&r.BootId: "random/boot_id", &r.Kernel: "osrelease"} {
 		text, err := os.ReadFile(filepath.Join(a.config.Root, "proc/sys/kernel", file))
 		if err != nil {
@@ -452,8 +467,9 @@ func realKernel(c Config) kernel {
 			}
 			return t, err
 		},
-		names: names{c.legDir()},
-		watch: watchDevices,
-		close: func(context.Context) error { return nil },
+		names:    names{c.legDir()},
+		counting: kernelCounting(c.Root, names{c.legDir()}),
+		watch:    watchDevices,
+		close:    func(context.Context) error { return nil },
 	}
 }

@@ -5,12 +5,13 @@ package target
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"weft.dev/weft/proto/metric"
 	"weft.dev/weft/proto/pb"
 )
 
-// metric names one series of each drive.
-func metric(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("weft_target_"+name, help, []string{"drive", "device"}, nil)
+// perDrive describes a series of each drive.
+func perDrive(name, help string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, []string{"drive", "device"}, nil)
 }
 
 // series is one number of a drive's health.
@@ -24,36 +25,44 @@ type series struct {
 func smartSeries() []series {
 	counter, gauge := prometheus.CounterValue, prometheus.GaugeValue
 	return []series{
-		{metric("drive_critical_warning", "Critical warning bits of the drive's health log."), gauge,
+		{perDrive(metric.DriveCriticalWarning, "Critical warning bits of the drive's health log."), gauge,
 			func(s *pb.SmartLog) float64 { return float64(s.GetCriticalWarning()) }},
-		{metric("drive_temperature_celsius", "Composite temperature of the drive."), gauge,
+		{perDrive(metric.DriveTemperature, "Composite temperature of the drive."), gauge,
 			func(s *pb.SmartLog) float64 { return float64(s.GetCelsius()) }},
-		{metric("drive_spare_ratio", "Spare capacity that is left."), gauge,
+		{perDrive(metric.DriveSpareRatio, "Spare capacity that is left."), gauge,
 			func(s *pb.SmartLog) float64 { return float64(s.GetSparePercent()) / 100 }},
-		{metric("drive_spare_threshold_ratio", "Spare capacity below which the drive warns."), gauge,
+		{perDrive(metric.DriveSpareThresholdRatio, "Spare capacity below which the drive warns."), gauge,
 			func(s *pb.SmartLog) float64 { return float64(s.GetSpareThresholdPercent()) / 100 }},
-		{metric("drive_used_ratio", "Part of the expected life that is used; can exceed 1."), gauge,
+		{perDrive(metric.DriveUsedRatio, "Part of the expected life that is used; can exceed 1."), gauge,
 			func(s *pb.SmartLog) float64 { return float64(s.GetUsedPercent()) / 100 }},
-		{metric("drive_read_bytes_total", "Bytes that hosts read from the drive, over its life."), counter,
+		{perDrive(metric.DriveReadBytes, "Bytes that hosts read from the drive, over its life."), counter,
 			func(s *pb.SmartLog) float64 { return float64(s.GetReadBytes()) }},
-		{metric("drive_written_bytes_total", "Bytes that hosts wrote to the drive, over its life."), counter,
+		{perDrive(metric.DriveWrittenBytes, "Bytes that hosts wrote to the drive, over its life."), counter,
 			func(s *pb.SmartLog) float64 { return float64(s.GetWrittenBytes()) }},
-		{metric("drive_unsafe_shutdowns_total", "Power losses without warning."), counter,
+		{perDrive(metric.DriveUnsafeShutdowns, "Power losses without warning."), counter,
 			func(s *pb.SmartLog) float64 { return float64(s.GetUnsafeShutdowns()) }},
-		{metric("drive_media_errors_total", "Media and data integrity errors."), counter,
+		{perDrive(metric.DriveMediaErrors, "Media and data integrity errors."), counter,
 			func(s *pb.SmartLog) float64 { return float64(s.GetMediaErrors()) }},
-		{metric("drive_error_entries_total", "Entries of the drive's error log."), counter,
+		{perDrive(metric.DriveErrorEntries, "Entries of the drive's error log."), counter,
 			func(s *pb.SmartLog) float64 { return float64(s.GetErrorEntries()) }},
 	}
 }
 
 func latencyDesc() *prometheus.Desc {
-	return metric("drive_io_seconds", "Mean time of the device's reads and writes in the last minute.")
+	return perDrive(metric.DriveMeanIOSeconds, "Mean time of the device's reads and writes in the last minute.")
+}
+
+func refusedDesc() *prometheus.Desc {
+	return prometheus.NewDesc(metric.TargetRefusedHosts, "Connections whose hosts did not prove their identity.", nil, nil)
 }
 
 // Describe implements prometheus.Collector.
 func (a *Agent) Describe(out chan<- *prometheus.Desc) {
 	out <- latencyDesc()
+	out <- refusedDesc()
+	for _, d := range describeFigures().all() {
+		out <- d
+	}
 	for _, s := range smartSeries() {
 		out <- s.desc
 	}
@@ -64,6 +73,10 @@ func (a *Agent) Collect(out chan<- prometheus.Metric) {
 	a.mu.Lock()
 	report := a.report // never changed once it is here
 	a.mu.Unlock()
+	if a.kernel.refusals != nil {
+		out <- prometheus.MustNewConstMetric(refusedDesc(), prometheus.CounterValue, float64(report.GetRefusals().GetCount()))
+	}
+	a.collectFigures(out)
 	all, latency := smartSeries(), latencyDesc()
 	for _, d := range report.GetDevices() {
 		h := d.GetHealth()

@@ -28,6 +28,9 @@ type seen struct {
 
 	// busy reports whether a call on a subsystem is still in the kernel; it is set when exports is.
 	busy func(block.NQN) bool
+	// authenticates is whether hosts can be made to prove their identity.
+	authenticates pb.Ability
+	refusals      *pb.Refusals // nil: none, or they are not counted
 	// knownSize returns the size that nvmet is known to have read for a namespace.
 	knownSize func(exportedNamespace) block.Size
 	// zeroing reports whether a leg's extents are being written.

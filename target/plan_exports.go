@@ -75,6 +75,12 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		return
 	}
 	p.plan.exports.Subsystems = append(p.plan.exports.Subsystems, s)
+	if e.keys != (nvmet.Keys{}) {
+		if p.plan.exports.Keys == nil {
+			p.plan.exports.Keys = map[block.NQN]nvmet.Keys{}
+		}
+		p.plan.exports.Keys[e.host] = e.keys
+	}
 	if n := e.GetPaths(); n > 1 {
 		p.plan.paths[s.NQN] = int(n)
 	}

@@ -161,6 +161,10 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	note(r.legDir, err)
 	s.exports, s.busy, err = r.observeExports(ctx)
 	note("nvmet", err)
+	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
+	if r.agent.kernel.refusals != nil {
+		s.refusals = r.agent.kernel.refusals()
+	}
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
 	}
@@ -198,6 +202,23 @@ func (r *reconciler) observeExports(ctx context.Context) (*nvmet.Config, func(bl
 		return nil, nil, err
 	}
 	return &c, e.Busy, nil
+}
+
+// authenticates is not known as long as nvmet is not there: the manager must not take that for a
+// change. Finding out makes a directory in nvmet for a moment, and nothing is changed there before
+// the manager has spoken.
+func (r *reconciler) authenticates(spoken bool) pb.Ability {
+	e, err := r.exports.get()
+	if err != nil || !spoken {
+		return pb.Ability_ABILITY_UNKNOWN
+	}
+	switch can, err := e.Authenticates(); {
+	case err != nil:
+		return pb.Ability_ABILITY_UNKNOWN
+	case can:
+		return pb.Ability_ABILITY_YES
+	}
+	return pb.Ability_ABILITY_NO
 }
 
 func (r *reconciler) publish(s seen, p plan) {

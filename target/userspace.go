@@ -29,11 +29,13 @@ func userKernel(c Config) (kernel, error) {
 		hardware: userDrives{m.Drives, sensors{c.Root}},
 		mapper:   func() (mapper, error) { return m.Legs, nil },
 		names:    m.Legs,
+		counting: &counting{legs: m.Legs.Figures},
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
 		watch:    watchUser(c),
 		close:    m.Close,
 		readOnly: true,
 		paths:    m.Exports.SetPaths,
+		refusals: m.Exports.Refusals,
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },
 	}, nil
 }

@@ -38,6 +38,7 @@ type wantedExport struct {
 	volume     block.VolumeID
 	epoch      block.Epoch
 	host       block.NQN
+	keys       nvmet.Keys // zero: it proves nothing
 	readOnly   bool
 	namespaces []wantedNamespace
 	*pb.WantedExport
@@ -136,6 +137,9 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 	if e.host, err = block.ParseNQN(m.GetHost().GetNqn()); err != nil {
 		return e, fmt.Errorf("host: %w", err)
 	}
+	if e.keys, err = parseKeys(m.GetKeys()); err != nil {
+		return e, err
+	}
 	for _, ns := range m.GetNamespaces() {
 		leg, err := block.ParseLegID(ns.GetLegId())
 		if err != nil {
@@ -148,6 +152,14 @@ func parseExport(m *pb.WantedExport) (e wantedExport, err error) {
 		e.namespaces = append(e.namespaces, wantedNamespace{ns.GetNsid(), leg, id})
 	}
 	return e, nil
+}
+
+func parseKeys(m *pb.ExportKeys) (nvmet.Keys, error) {
+	k, err := block.ParseKeys(m.GetHost(), m.GetController())
+	if err != nil || k.IsZero() {
+		return nvmet.Keys{}, err
+	}
+	return nvmet.KeysOf(k)
 }
 
 // unprotected makes all exports writable, also those to hosts that should only read: nvmet has no

@@ -21,6 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/block"
@@ -653,6 +655,9 @@ func (f gatedFiles) Rmdir(path string) error {
 func (f gatedFiles) Write(path, value string) error {
 	return errorOr(f.gate, func() error { return f.Files.Write(path, value) })
 }
+func (f gatedFiles) WriteSecret(path, value string) error {
+	return errorOr(f.gate, func() error { return f.Files.WriteSecret(path, value) })
+}
 func (f gatedFiles) Symlink(to, path string) error {
 	return errorOr(f.gate, func() error { return f.Files.Symlink(to, path) })
 }
@@ -791,4 +796,14 @@ func (w *world) until(what string, is func(*pb.TargetReport) bool) *pb.TargetRep
 	}
 	w.t.Fatalf("not in a minute: %s; last report:\n%v", what, w.manager.last)
 	return nil
+}
+
+// Figures refuses figures, as a manager of an earlier version does.
+func (*manager) Figures(context.Context, ...grpc.CallOption) (grpc.ClientStreamingClient[pb.FiguresReport, pb.FiguresResponse], error) {
+	return nil, status.Error(codes.Unimplemented, "no figures")
+}
+
+// Support is not what these tests are about; a manager of an earlier version answers so, too.
+func (*manager) Support(context.Context, ...grpc.CallOption) (grpc.BidiStreamingClient[pb.SupportAnswer, pb.SupportQuestion], error) {
+	return nil, status.Error(codes.Unimplemented, "no support bundles")
 }

@@ -92,6 +92,20 @@ func refusedSoon[Report, Wanted any](t *testing.T, stream grpc.BidiStreamingClie
 	return status.Code(err)
 }
 
+// tellsFigures reports whether an agent may send figures of t1.
+func tellsFigures(ctx context.Context, t *testing.T, agents pb.AgentsClient, source pb.FiguresSource) codes.Code {
+	t.Helper()
+	stream, err := agents.Figures(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&pb.FiguresReport{Node: "t1", Source: source, Nanoseconds: 2e9}); err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	_, err = stream.CloseAndRecv()
+	return status.Code(err)
+}
+
 // What a stranger did who had learned the public boot id of an agent: he reported in its name,
 // with other drives, and confirmed its fences. A certificate of another node, or of the other
 // agent of the same node, does not let him.
@@ -120,6 +134,12 @@ func TestAnAgentReportsOnlyForItsOwnNode(t *testing.T) {
 		initiator, err := agents.Initiator(ctx)
 		if got := refusedSoon(t, initiator, err, &pb.InitiatorReport{Node: "t1", BootId: "boot-1", Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:" + uuid(1), Id: uuid(1)}}); got != c.initiate {
 			t.Errorf("%v reports as initiator t1: %v, want %v", c.who, got, c.initiate)
+		}
+		if got := tellsFigures(ctx, t, agents, pb.FiguresSource_FIGURES_SOURCE_TARGET); got != c.target {
+			t.Errorf("%v sends figures as target t1: %v, want %v", c.who, got, c.target)
+		}
+		if got := tellsFigures(ctx, t, agents, pb.FiguresSource_FIGURES_SOURCE_INITIATOR); got != c.initiate {
+			t.Errorf("%v sends figures as initiator t1: %v, want %v", c.who, got, c.initiate)
 		}
 	}
 }

@@ -122,26 +122,47 @@ const (
 )
 
 func benchTarget(ctx context.Context, agents pb.AgentsClient, name string) {
+	newBenchAgent(name).run(ctx, agents)
+}
+
+// benchAgent is a target whose stream may end and begin again: it keeps its drives, and what it has
+// carved.
+type benchAgent struct {
+	name   string
+	drives map[string]*pb.WantedDrive
+	done   map[*pb.WantedLeg]carved
+	last   *pb.TargetReport
+}
+
+func newBenchAgent(name string) *benchAgent {
+	a := &benchAgent{name: name, drives: map[string]*pb.WantedDrive{}, done: map[*pb.WantedLeg]carved{}}
+	a.last = a.base()
+	return a
+}
+
+func (a *benchAgent) base() *pb.TargetReport {
+	r := &pb.TargetReport{Node: a.name, BootId: "boot-" + a.name, Scale: parts.Understood(),
+		Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}}}
+	for i := range benchDrives {
+		path := fmt.Sprintf("/dev/nvme%dn1", i)
+		r.Devices = append(r.Devices, &pb.Device{Path: path, Serial: a.name + path, Wwid: "wwid-" + a.name + path, SizeBytes: fakeExtents << 28, BlockSize: 512})
+	}
+	return r
+}
+
+// run reports until the stream ends.
+func (a *benchAgent) run(ctx context.Context, agents pb.AgentsClient) {
 	open, err := agents.Target(ctx)
 	if err != nil {
 		return
 	}
-	base := func() *pb.TargetReport {
-		r := &pb.TargetReport{Node: name, BootId: "boot-" + name, Scale: parts.Understood(),
-			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}}}
-		for i := range benchDrives {
-			path := fmt.Sprintf("/dev/nvme%dn1", i)
-			r.Devices = append(r.Devices, &pb.Device{Path: path, Serial: name + path, Wwid: "wwid-" + name + path, SizeBytes: fakeExtents << 28, BlockSize: 512})
-		}
-		return r
-	}
-	drives, done := map[string]*pb.WantedDrive{}, map[*pb.WantedLeg]carved{}
-	agentLoop(parts.Reporting(open), base(), func(_ *pb.TargetReport, w *pb.TargetWanted) *pb.TargetReport {
+	agentLoop(parts.Reporting(open), a.last, func(_ *pb.TargetReport, w *pb.TargetWanted) *pb.TargetReport {
 		time.Sleep(benchRound)
 		for _, d := range w.Drives {
-			drives[d.DriveId] = d
+			a.drives[d.DriveId] = d
 		}
-		return obeyed(base(), drives, done, w)
+		a.last = obeyed(a.base(), a.drives, a.done, w)
+		return a.last
 	})
 }
 

@@ -143,6 +143,9 @@ func trimTarget(r *pb.TargetReport) {
 	for _, p := range r.Portals {
 		shorten(&p.Address, &p.Rail)
 	}
+	if r.Refusals != nil {
+		shorten(&r.Refusals.Nqn, &r.Refusals.HostNqn, &r.Refusals.Address, &r.Refusals.Reason)
+	}
 	r.Devices = first(t, "devices", r.Devices, devicesMost)
 	for _, d := range r.Devices {
 		shorten(&d.Path, &d.Model, &d.Serial, &d.Wwid, &d.Refused)

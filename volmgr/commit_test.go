@@ -28,7 +28,7 @@ func TestNothingIsToldBeforeItIsDurable(t *testing.T) {
 	defer goesOn()
 	hangs := make(chan struct{}, 1)
 	r.adjust = func(m *Manager) {
-		m.records = hooked{m.records, func(records []cluster.Record, commit func([]cluster.Record) error) error {
+		m.records = hooked{committer: m.records, commit: func(records []cluster.Record, commit func([]cluster.Record) error) error {
 			for _, record := range records {
 				if strings.HasPrefix(record.Key, "d/") { // a drive's: the one that is added below
 					poke(hangs)
@@ -95,7 +95,7 @@ func TestAFailedCommitEndsTheManager(t *testing.T) {
 	}
 	defer m.Close()
 	full := errors.New("no space left on device")
-	m.records = hooked{m.records, func([]cluster.Record, func([]cluster.Record) error) error { return full }}
+	m.records = hooked{committer: m.records, commit: func([]cluster.Record, func([]cluster.Record) error) error { return full }}
 	ended := make(chan error, 1)
 	go func() { ended <- m.Run(t.Context()) }()
 	if pool, err := m.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "gold"}); status.Code(err) != codes.Unavailable {

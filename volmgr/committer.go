@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cluster"
 )
 
@@ -30,6 +31,8 @@ type committer interface {
 	Changed() <-chan struct{}
 	// Load returns all records that are durable, in key order.
 	Load() ([]cluster.Record, error)
+	// LoadPrefix is Load for the records whose keys begin with a prefix.
+	LoadPrefix(prefix string) ([]cluster.Record, error)
 	// Commit makes records durable, all or none. After ErrOutcomeUnknown they may be durable
 	// or not, and Load tells which. After any other error nothing more can be made durable.
 	Commit([]cluster.Record) error
@@ -45,22 +48,36 @@ var ErrOutcomeUnknown = errors.New("it is not known whether this was recorded")
 // errStateLoaded ends the streams of agents: the state knows nothing of their reports.
 var errStateLoaded = status.Error(codes.Unavailable, "the volume manager has reloaded its state: report again in full")
 
-// hooked is a committer that calls a test's hook instead, which may commit.
+// hooked is a committer that calls a test's hooks instead, which may commit or confirm; nil is none.
 type hooked struct {
 	committer
-	hook func(records []cluster.Record, commit func([]cluster.Record) error) error
+	commit  func(records []cluster.Record, commit func([]cluster.Record) error) error
+	confirm func(confirm func() error) error
 }
 
 // Commit is part of committer.
-func (h hooked) Commit(records []cluster.Record) error { return h.hook(records, h.committer.Commit) }
+func (h hooked) Commit(records []cluster.Record) error {
+	if h.commit == nil {
+		return h.committer.Commit(records)
+	}
+	return h.commit(records, h.committer.Commit)
+}
 
-// loadState returns the state of the durable records.
-func loadState(c committer) (*cluster.State, error) {
+// Confirm is part of committer.
+func (h hooked) Confirm() error {
+	if h.confirm == nil {
+		return h.committer.Confirm()
+	}
+	return h.confirm(h.committer.Confirm)
+}
+
+// loadState returns the state of the durable records, for a manager that knows a level.
+func loadState(c committer, known block.Level) (*cluster.State, error) {
 	records, err := c.Load()
 	if err != nil {
 		return nil, err
 	}
-	return cluster.Load(records)
+	return cluster.LoadKnowing(known, records)
 }
 
 // startOver recovers from a failed commit of a batch. The state is then ahead of the durable

@@ -3,6 +3,7 @@
 package volmgr
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
@@ -35,6 +37,7 @@ const (
 	phasePrefix           = "ATTACHMENT_PHASE_"
 	linkStatePrefix       = "LINK_STATE_"
 	scrubOutcomePrefix    = "SCRUB_OUTCOME_"
+	abilityPrefix         = "ABILITY_"
 )
 
 // toEnum returns the enumeration value of a word; an unknown word gives UNSPECIFIED.
@@ -169,6 +172,17 @@ func pbDrive(d cluster.Drive) *pb.Drive {
 	}
 }
 
+func pbDrivePolicy(p drivepolicy.Policy) *pb.DrivePolicy {
+	return &pb.DrivePolicy{Name: p.Name, Model: p.Model, MinSizeBytes: uint64(p.MinSize), MaxSizeBytes: uint64(p.MaxSize), Nodes: p.Nodes, Labels: p.Labels}
+}
+
+func fromDrivePolicy(p *pb.DrivePolicy) drivepolicy.Policy {
+	return drivepolicy.Policy{
+		Name: p.GetName(), Model: p.GetModel(), MinSize: block.Size(p.GetMinSizeBytes()), MaxSize: block.Size(p.GetMaxSizeBytes()),
+		Nodes: p.GetNodes(), Labels: p.GetLabels(),
+	}
+}
+
 func pbPool(p cluster.Pool) *pb.Pool {
 	return &pb.Pool{
 		Name: p.Name, Selector: p.Selector, CapacityBytes: uint64(p.Capacity), AllocatedBytes: uint64(p.Allocated), Drives: uint32(p.Drives),
@@ -210,6 +224,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		Epoch:  uint64(v.Epoch), Clean: v.Clean, Generation: v.Generation, Created: pbTime(v.Created),
 		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor, Scrub: pbScrub(v.Scrub),
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
+		Authentication:        cmp.Or(v.Authentication, block.PropertyAuthentication.Default),
 		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild),
 	}
 	for i := range v.PastScrubs {
@@ -246,6 +261,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		BootId: a.BootID, Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
 		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
+		AuthenticatesWith: list(a.AuthenticatesWith, func(n block.NodeName) string { return string(n) }),
 	}
 }
 
@@ -363,7 +379,7 @@ func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
 	return &pb.WantedExport{
 		VolumeId: x.Volume.String(), Epoch: uint64(x.Epoch), Nqn: string(x.NQN), Serial: x.Serial, Host: pbHost(x.Host),
-		ReadOnly: x.ReadOnly, Namespaces: list(x.Namespaces, pbWantedNamespace),
+		ReadOnly: x.ReadOnly, Namespaces: list(x.Namespaces, pbWantedNamespace), Keys: pbKeys(x.Keys),
 	}
 }
 
@@ -389,8 +405,16 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
 		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, Reborn: l.Reborn,
-		LeaveOut: l.LeaveOut,
+		LeaveOut: l.LeaveOut, Keys: pbKeys(l.Keys), Host: pbHost(l.Host),
 	}
+}
+
+// pbKeys is where the secrets leave the manager: for the two ends of an export alone.
+func pbKeys(k block.Keys) *pb.ExportKeys {
+	if k.IsZero() {
+		return nil
+	}
+	return &pb.ExportKeys{Host: k.Host.Reveal(), Controller: k.Controller.Reveal()}
 }
 
 // ---- from agents ----
@@ -457,11 +481,18 @@ func fromDevice(d *pb.Device) (out cluster.Device, err error) {
 	return out, err
 }
 
+func fromRefusals(r *pb.Refusals) cluster.Refusals {
+	return cluster.Refusals{
+		Count: r.GetCount(), NQN: block.NQN(r.GetNqn()), Host: block.NQN(r.GetHostNqn()), Address: r.GetAddress(), Reason: r.GetReason(),
+	}
+}
+
 func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	trimTarget(r)
 	out = cluster.TargetReport{
-		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
+		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
+		Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -619,8 +650,8 @@ func fromExportReport(x *pb.ExportReport) (out cluster.ExportReport, err error) 
 func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err error) {
 	trimInitiator(r)
 	out = cluster.InitiatorReport{
-		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Kernel: r.Kernel,
-		Generation: r.Generation, Problems: list(r.Problems, fromProblem),
+		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
+		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates,
 	}
 	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
 		return out, err

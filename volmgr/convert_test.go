@@ -68,6 +68,8 @@ func fillValue(v reflect.Value) {
 	switch t := v.Type(); {
 	case t == reflect.TypeFor[time.Time]():
 		v.Set(reflect.ValueOf(time.Unix(7, 0).UTC()))
+	case t == reflect.TypeFor[block.Secret]():
+		v.Set(reflect.ValueOf(block.NewSecret([]byte("secret"))))
 	case v.Kind() == reflect.Struct:
 		for i := range v.NumField() {
 			fillValue(v.Field(i))
@@ -83,7 +85,11 @@ func fillValue(v reflect.Value) {
 			fillValue(v.Index(i))
 		}
 	case v.Kind() == reflect.Map:
-		v.Set(reflect.ValueOf(map[string]string{"key": "value"}))
+		v.Set(reflect.MakeMap(t))
+		key, value := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
+		fillValue(key)
+		fillValue(value)
+		v.SetMapIndex(key, value)
 	case v.Kind() == reflect.Bool:
 		v.SetBool(true)
 	case v.CanInt():

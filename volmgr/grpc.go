@@ -22,7 +22,9 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/quorum"
 )
 
 // domain is the domain of the ErrorInfo details.
@@ -128,14 +130,19 @@ func read[T any, P any](ctx context.Context, m *Manager, get func(*cluster.State
 	return convert(value), nil
 }
 
-// read is snapshot for a request that may ask for a consistency in its metadata. A snapshot
-// of one manager has all that was answered before, which meets both kinds.
+// read is snapshot for a request that may ask for a consistency in its metadata. What the manager
+// that leads answers meets both kinds.
 func (m *Manager) read(ctx context.Context) (*cluster.State, error) {
+	stale := false
 	for _, how := range metadata.ValueFromIncomingContext(ctx, pb.ReadKey) {
 		if how != pb.ReadLinearizable && how != pb.ReadStale {
 			return nil, &cluster.Error{Kind: cluster.InvalidArgument, Field: pb.ReadKey,
 				Text: fmt.Sprintf("%s: %q is neither %s nor %s", pb.ReadKey, how, pb.ReadLinearizable, pb.ReadStale)}
 		}
+		stale = how == pb.ReadStale
+	}
+	if stale && m.quorum != nil && m.quorum.Status().Role != quorum.Leader {
+		return m.readStale(ctx)
 	}
 	return m.snapshot(ctx)
 }
@@ -294,6 +301,23 @@ func (m *Manager) RebalancePool(ctx context.Context, r *pb.RebalancePoolRequest)
 	})
 }
 
+// CreateDrivePolicy lets devices become drives by themselves.
+func (m *Manager) CreateDrivePolicy(ctx context.Context, r *pb.CreateDrivePolicyRequest) (*pb.DrivePolicy, error) {
+	return call(ctx, m, cluster.CreateDrivePolicy{Policy: fromDrivePolicy(r.GetPolicy())}, pbDrivePolicy)
+}
+
+// ListDrivePolicies lists the policies, which are few.
+func (m *Manager) ListDrivePolicies(ctx context.Context, _ *pb.ListDrivePoliciesRequest) (*pb.ListDrivePoliciesResponse, error) {
+	return read(ctx, m, always((*cluster.State).DrivePolicies), func(all []drivepolicy.Policy) *pb.ListDrivePoliciesResponse {
+		return &pb.ListDrivePoliciesResponse{Policies: list(all, pbDrivePolicy)}
+	})
+}
+
+// DeleteDrivePolicy ends a policy.
+func (m *Manager) DeleteDrivePolicy(ctx context.Context, r *pb.DeleteDrivePolicyRequest) (*pb.DeleteDrivePolicyResponse, error) {
+	return do[pb.DeleteDrivePolicyResponse](ctx, m, cluster.DeleteDrivePolicy{Name: r.Name})
+}
+
 // CreatePool names a set of drives.
 func (m *Manager) CreatePool(ctx context.Context, r *pb.CreatePoolRequest) (*pb.Pool, error) {
 	return call(ctx, m, cluster.CreatePool{Name: r.Name, Selector: r.Selector}, pbPool)
@@ -326,6 +350,7 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
 		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment), Data: int(r.Data), Parity: int(r.Parity),
+		Authentication: r.Authentication,
 	}
 	return call(ctx, m, in, pbVolume)
 }
@@ -356,7 +381,7 @@ func (m *Manager) ScrubVolume(ctx context.Context, r *pb.ScrubVolumeRequest) (*p
 
 // UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
-	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted, Copies: int(r.Copies)}
+	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted, Copies: int(r.Copies), Authentication: r.Authentication}
 	if r.ScrubEverySeconds != nil {
 		every := time.Duration(min(*r.ScrubEverySeconds, math.MaxInt64/uint64(time.Second))) * time.Second
 		in.ScrubEvery = &every
@@ -464,6 +489,7 @@ func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*p
 	if in.Legs, in.Reasons, err = staleLegs(r); err != nil {
 		return nil, err
 	}
+	in.Revisions = staleRevisions(r)
 	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordStaleResponse {
 		return &pb.RecordStaleResponse{Recorded: pbTime(r.Time), EventSeq: r.EventSeq, Term: r.Term, Generation: r.Generation}
 	})
@@ -490,6 +516,17 @@ func staleLegs(r *pb.RecordStaleRequest) (legs []block.LegID, why map[block.LegI
 		}
 	}
 	return legs, why, nil
+}
+
+// staleRevisions returns the revisions that a request tells, whose legs staleLegs has checked.
+func staleRevisions(r *pb.RecordStaleRequest) map[block.LegID]uint64 {
+	told := map[block.LegID]uint64{}
+	for _, l := range r.Legs {
+		if leg, err := block.ParseLegID(l.LegId); err == nil && l.Revision != 0 {
+			told[leg] = l.Revision
+		}
+	}
+	return told
 }
 
 // RecordInSync returns rebuilt legs to the in-sync sets; that is durable when it answers.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/proto/access"
@@ -48,14 +49,17 @@ func (s identities) Join(ctx context.Context, r *pb.JoinRequest) (*pb.Credential
 	if err != nil {
 		return nil, err
 	}
-	result, err := s.m.step(ctx, cluster.UseToken{ID: r.TokenId, Hash: pki.HashProof(r.Proof), Key: request.Key, Until: s.m.cfg.Now().Add(pki.Life)})
+	if len(r.AccountToken) > 0 {
+		return s.joinVouched(ctx, keys, r, request)
+	}
+	result, err := s.m.step(ctx, cluster.UseToken{ID: r.TokenId, Hash: pki.HashProof(r.Proof), Key: request.Key})
 	if bad, ok := errors.AsType[*cluster.Error](err); ok && bad.Reason == cluster.ReasonToken {
 		s.m.refuse(ctx)
 	}
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	return s.sign(ctx, keys, s.identity(result.(trust.Subject)), request)
+	return s.sign(ctx, keys, result.(cluster.Grant), request)
 }
 
 // Renew gives another certificate to a member.
@@ -72,10 +76,12 @@ func (s identities) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.Credenti
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.m.step(ctx, cluster.RenewCertificate{Until: s.m.cfg.Now().Add(pki.Life)}); err != nil {
+	of := trust.Subject{Person: who.Kind == access.Person, Name: who.Name, Role: string(who.Role)}
+	result, err := s.m.step(ctx, cluster.RenewCertificate{Subject: of, Issued: access.Issued(ctx)})
+	if err != nil {
 		return nil, toStatus(err)
 	}
-	return s.sign(ctx, keys, who, request)
+	return s.sign(ctx, keys, result.(cluster.Grant), request)
 }
 
 func certificateRequest(der []byte) (pki.Request, error) {
@@ -91,13 +97,14 @@ func (s identities) identity(of trust.Subject) access.Identity {
 	return access.Identity{Kind: kind, Cluster: s.m.cluster, Name: of.Name, Role: access.Role(of.Role)}
 }
 
-// sign signs a certificate whose end has been recorded.
-func (s identities) sign(ctx context.Context, keys *pki.Keyring, who access.Identity, request pki.Request) (*pb.Credentials, error) {
+// sign signs a certificate that has been recorded.
+func (s identities) sign(ctx context.Context, keys *pki.Keyring, grant cluster.Grant, request pki.Request) (*pb.Credentials, error) {
 	all, err := s.authorities(ctx)
 	if err != nil {
 		return nil, toStatus(err)
 	}
-	cert, err := keys.Issue(all[0].Hash, who, request)
+	who := s.identity(grant.Subject)
+	cert, err := keys.Issue(all[0].Hash, who, request, grant.Issued)
 	if errors.Is(err, pki.ErrNoAuthority) {
 		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: err.Error(), Hint: "repeat it; if that does not help, see the log of the other managers"})
 	}
@@ -141,8 +148,38 @@ func (s identities) CreateToken(ctx context.Context, r *pb.CreateTokenRequest) (
 	})
 }
 
+func pbSubject(s trust.Subject) *pb.Subject {
+	return &pb.Subject{Person: s.Person, Name: s.Name, Role: s.Role}
+}
+
+// ownTokensMost is how many tokens a person may have made for themselves that have not expired.
+const ownTokensMost = 8
+
+// CreateOwnToken makes a token for the person who calls.
+func (s identities) CreateOwnToken(ctx context.Context, _ *pb.CreateOwnTokenRequest) (*pb.CreateTokenResponse, error) {
+	who, _ := access.From(ctx)
+	if who.Kind != access.Person {
+		return nil, toStatus(&cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("a token for the caller: %v is no person of this cluster", who),
+			Hint: "an admin makes one for a person with `weft token create --person NAME --role ROLE`"})
+	}
+	state, err := s.m.snapshot(ctx)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	own := 0
+	for _, t := range state.Tokens() {
+		if t.Subject.Person && t.Subject.Name == who.Name {
+			own++
+		}
+	}
+	if own >= ownTokensMost {
+		return nil, toStatus(&cluster.Error{Kind: cluster.ResourceExhausted, Text: fmt.Sprintf("%d tokens of %s have not expired; no more are made", own, who.Name), Hint: "wait some minutes"})
+	}
+	return s.CreateToken(ctx, &pb.CreateTokenRequest{Subject: &pb.Subject{Person: true, Name: who.Name, Role: string(who.Role)}})
+}
+
 func pbToken(t trust.Token) *pb.Token {
-	return &pb.Token{Id: t.ID, Subject: &pb.Subject{Person: t.Subject.Person, Name: t.Subject.Name, Role: t.Subject.Role},
+	return &pb.Token{Id: t.ID, Subject: pbSubject(t.Subject),
 		Created: pbTime(t.Created), Expires: pbTime(t.Expires), Used: pbTime(t.Used)}
 }
 
@@ -156,6 +193,37 @@ func (s identities) ListTokens(ctx context.Context, _ *pb.ListTokensRequest) (*p
 // DeleteToken makes a token useless.
 func (s identities) DeleteToken(ctx context.Context, r *pb.DeleteTokenRequest) (*pb.DeleteTokenResponse, error) {
 	return do[pb.DeleteTokenResponse](ctx, s.m, cluster.DeleteToken{ID: r.Id})
+}
+
+// ListAccess lists the identities that have certificates.
+func (s identities) ListAccess(ctx context.Context, _ *pb.ListAccessRequest) (*pb.ListAccessResponse, error) {
+	return read(ctx, s.m, always((*cluster.State).Holders), pbAccess)
+}
+
+func pbAccess(all []trust.Holder) *pb.ListAccessResponse {
+	return &pb.ListAccessResponse{Access: list(all, func(h trust.Holder) *pb.Access {
+		out := &pb.Access{Subject: pbSubject(h.Subject), Joined: pbTime(h.Joined), Ends: pbTime(h.Ends())}
+		if h.Out() {
+			out.Revoked = pbTime(h.Revoked)
+		}
+		return out
+	})}
+}
+
+// RevokeAccess revokes certificates.
+func (s identities) RevokeAccess(ctx context.Context, r *pb.RevokeAccessRequest) (*pb.ListAccessResponse, error) {
+	subject := trust.Subject{Person: r.GetSubject().GetPerson(), Name: r.GetSubject().GetName(), Role: r.GetSubject().GetRole()}
+	checked := subject
+	if subject.Role == "" { // every role of the name
+		checked.Role = string(access.Target)
+		if subject.Person {
+			checked.Role = string(access.Viewer)
+		}
+	}
+	if err := s.identity(checked).Check(); err != nil {
+		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "subject", Text: err.Error()})
+	}
+	return call(ctx, s.m, cluster.RevokeAccess{Subject: subject}, pbAccess)
 }
 
 // ListAuthorities lists the authorities.
@@ -307,13 +375,13 @@ func (m *Manager) keepOwn(ctx context.Context, keys *pki.Keyring, all []trust.Au
 		return pki.ErrNoAuthority
 	}
 	if newest := slices.MaxFunc(append(have, &x509.Certificate{}), made); len(all) == 0 || supersedes(newest, have, all) {
-		result, err := m.step(ctx, cluster.AddAuthority{Hash: pki.Hash(newest), Cert: newest.Raw, First: len(all) == 0, Alone: true})
+		result, err := m.step(ctx, cluster.AddAuthority{Hash: pki.Hash(newest), Cert: newest.Raw, First: len(all) == 0, Alone: true, Seed: newSeed()})
 		if err != nil {
 			return err
 		}
 		all = result.([]trust.Authority)
 	}
-	if _, err := m.step(ctx, cluster.RenewCertificate{Until: m.cfg.Now().Add(pki.Life)}); err != nil {
+	if _, err := m.step(ctx, cluster.ManagersSign{}); err != nil {
 		return err
 	}
 	return keepTrusted(keys, list(all, func(a trust.Authority) []byte { return a.Cert }))
@@ -349,4 +417,38 @@ func keepTrusted(keys *pki.Keyring, ders [][]byte) error {
 		return pki.ErrNoAuthority
 	}
 	return keys.Keep(certs)
+}
+
+// Guard is the guard of a server on which the manager is registered.
+func (m *Manager) Guard() access.Guard {
+	return access.Guard{Cluster: m.cluster, Revoked: &m.revoked, Refused: m.Refused}
+}
+
+// noteRevoked takes over which certificates are revoked, if records say that anew; nil stands for
+// all records. Every manager does so, whether it leads or not, before anyone is told of a commit.
+func (m *Manager) noteRevoked(records []cluster.Record) error {
+	about := func(r cluster.Record) bool { return strings.HasPrefix(r.Key, cluster.HolderPrefix) }
+	if records != nil && !slices.ContainsFunc(records, about) {
+		return nil
+	}
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	all, err := m.records.LoadPrefix(cluster.HolderPrefix)
+	if err != nil {
+		return err
+	}
+	var revoked []access.Revoked
+	for _, r := range all {
+		h, err := cluster.ParseHolder(r)
+		if err != nil {
+			return err
+		}
+		if h.Bound.IsZero() {
+			continue
+		}
+		who := identities{m: m}.identity(h.Subject)
+		revoked = append(revoked, access.Revoked{Kind: who.Kind, Name: who.Name, Role: who.Role, Until: h.Bound})
+	}
+	m.revoked.Set(revoked)
+	return nil
 }

@@ -108,7 +108,7 @@ func (s *secured) start() {
 		s.t.Fatal(err)
 	}
 	s.at = listener.Addr().String()
-	guard := access.Guard{Cluster: s.m.ClusterID(), Refused: s.m.Refused}
+	guard := s.m.Guard()
 	server := grpc.NewServer(grpc.Creds(ofKeyring{insecure.NewCredentials(), s}), grpc.UnaryInterceptor(guard.Unary), grpc.StreamInterceptor(guard.Stream))
 	s.m.Register(server)
 	var group sync.WaitGroup
@@ -146,7 +146,7 @@ func (k ofKeyring) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 	if err != nil {
 		return nil, nil, err
 	}
-	return secure, access.AuthInfo{Identity: pki.Peer(info.(credentials.TLSInfo).State)}, nil
+	return secure, pki.Peer(info.(credentials.TLSInfo).State), nil
 }
 
 func (k ofKeyring) Clone() credentials.TransportCredentials { return k }
@@ -420,7 +420,7 @@ func (s *secured) signedHere(who access.Identity) *pki.Credential {
 		s.t.Fatal(err)
 	}
 	signs := s.keys.Authorities()[0]
-	cert, err := s.keys.Issue(pki.Hash(signs), who, request)
+	cert, err := s.keys.Issue(pki.Hash(signs), who, request, s.now())
 	if err == nil {
 		c, err = c.Renewed(cert.Raw, [][]byte{signs.Raw})
 	}
@@ -544,5 +544,48 @@ func TestSecretsAreInNoRecord(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A person's own token is for the same name and role. Who is no person of the cluster gets none.
+func TestAPersonMakesATokenForThemselvesAlone(t *testing.T) {
+	s := newSecured(t)
+	vic := s.member(&pb.Subject{Person: true, Name: "vic", Role: "viewer"})
+	own := func(c *pki.Credential) (token pki.Token, err error) {
+		err = s.as(c, func(ctx context.Context, conn *grpc.ClientConn) error {
+			made, err := pb.NewIdentitiesClient(conn).CreateOwnToken(ctx, &pb.CreateOwnTokenRequest{})
+			if err == nil {
+				token, err = pki.ParseToken(made.Token)
+			}
+			return err
+		})
+		return token, err
+	}
+	token, err := own(vic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := pki.NewCredential()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.join(token, key); err != nil || again.Identity() != vic.Identity() {
+		t.Errorf("the token is for %v: %v; want %v", again.Identity(), err, vic.Identity())
+	}
+	if _, err := own(s.member(targetT1)); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a node makes a token for itself: %v", err)
+	}
+	if _, err := (identities{m: s.m}).CreateOwnToken(t.Context(), &pb.CreateOwnTokenRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a user of the socket makes a token for themselves: %v", err)
+	}
+	for range ownTokensMost {
+		_, err = own(vic)
+	}
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one person fills the list of tokens: %v", err)
+	}
+	s.pass(16 * time.Minute)
+	if _, err := own(vic); err != nil {
+		t.Errorf("after they have expired: %v", err)
 	}
 }

@@ -94,12 +94,14 @@ type shared struct {
 	transport *transport.Transport // nil if messages go another way
 	term      uint64               // in which this manager leads
 	name      string               // of this manager, in its certificate; empty if it has none
+	knows     block.Level          // the newest that this manager knows
+	version   string
 }
 
 // openShared opens the store in cfg.Dir. One that has been without a quorum becomes that of a
 // quorum of one.
 func openShared(cfg Config) (*shared, error) {
-	c := replicated.Config{Dir: cfg.Dir, Log: cfg.Log, Address: cfg.Quorum.Address, Send: cfg.Quorum.Send, Medium: cfg.Quorum.Medium}
+	c := replicated.Config{Dir: cfg.Dir, Log: cfg.Log, Address: cfg.Quorum.Address, Send: cfg.Quorum.Send, Medium: cfg.Quorum.Medium, Level: cfg.Level}
 	if !replicated.Exists(cfg.Dir) {
 		var err error
 		if c.Cluster, c.Term, err = identityOf(cfg); err != nil {
@@ -115,7 +117,7 @@ func openShared(cfg Config) (*shared, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := &shared{Store: s, transport: carrier}
+	own := &shared{Store: s, transport: carrier, knows: cfg.Level, version: cfg.Version}
 	if cfg.Keys != nil {
 		credential, err := pki.ReadCredential(cfg.Keys.Identity())
 		if err != nil {
@@ -135,7 +137,7 @@ func (s *shared) Run(ctx context.Context) error {
 	carrying, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var group errgroup.Group
 	group.Go(func() error {
-		return s.transport.Run(carrying, transport.Self{Cluster: s.Cluster(), ID: s.Status().ID, To: s.Store,
+		return s.transport.Run(carrying, transport.Self{Cluster: s.Cluster(), ID: s.Status().ID, To: s.Store, Level: s.knows, Version: s.version, Agreed: s.Level,
 			Members: func() quorum.Members { return s.Status().Applied.Members },
 			Leads:   func() bool { return s.Status().Role == quorum.Leader },
 		})
@@ -165,7 +167,7 @@ func identityOf(cfg Config) (id block.ClusterID, term uint64, err error) {
 	if err != nil {
 		return id, 0, err
 	}
-	state, err := loadState(alone{s})
+	state, err := loadState(alone{s}, cfg.Level)
 	if err = errors.Join(err, s.Close()); err != nil {
 		return id, 0, fmt.Errorf("store %s: %w", cfg.Dir, err)
 	}
@@ -284,13 +286,13 @@ func (m *Manager) Alive(ctx context.Context) error {
 
 // load replaces the state by that of the durable records.
 func (m *Manager) load() error {
-	state, err := loadState(m.records)
+	state, err := loadState(m.records, m.cfg.Level)
 	if err != nil {
 		return err
 	}
 	state.SetPolicy(m.cfg.policy())
 	m.state, m.fork = state, nil
-	return nil
+	return m.noteRevoked(nil)
 }
 
 // endSessions ends the streams of agents.
@@ -307,6 +309,7 @@ func (m *Manager) endSessions(why error) {
 func (m *Manager) depose() {
 	m.cfg.Log.Warn("this volume manager does not lead any more", "leader", m.records.Leader())
 	m.endSessions(errDeposed)
+	m.live.Reset()
 	for w := range m.watchers {
 		poke(w) // they look, and are told
 	}

@@ -8,16 +8,19 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/quorum/member"
 	"weft.dev/weft/volmgr/replicated"
@@ -29,6 +32,9 @@ type replicas struct {
 	t   *testing.T
 	mu  sync.Mutex
 	all map[quorum.ID]*replica
+
+	level block.Level // what managers know that are started from now on; 0: what this program does
+	ends  error       // with which managers may end
 }
 
 type replica struct {
@@ -46,7 +52,7 @@ func (ps *replicas) start(dir, address string) *replica {
 	p := &replica{inbox: make(chan func(), 256), stopped: make(chan struct{})}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	var err error
-	p.Manager, err = New(Config{Dir: dir, Quorum: &Quorum{Address: address, Send: func(o member.Outgoing) { ps.send(p, o) }}})
+	p.Manager, err = New(Config{Dir: dir, Level: ps.level, Quorum: &Quorum{Address: address, Send: func(o member.Outgoing) { ps.send(p, o) }}})
 	if err != nil {
 		ps.t.Fatal(err)
 	}
@@ -56,7 +62,7 @@ func (ps *replicas) start(dir, address string) *replica {
 	ps.mu.Unlock()
 	go func() {
 		defer close(p.stopped)
-		if err := errors.Join(p.Run(p.ctx), p.Close()); err != nil {
+		if err := errors.Join(p.Run(p.ctx), p.Close()); err != nil && (ps.ends == nil || !errors.Is(err, ps.ends)) {
 			ps.t.Errorf("%s: %v", address, err)
 		}
 	}()
@@ -202,6 +208,10 @@ func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
 	if _, err := all[0].CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "gold"}); err != nil {
 		t.Fatal(err)
 	}
+	if err := all[0].live.Take(&pb.FiguresReport{Node: "h1", Source: pb.FiguresSource_FIGURES_SOURCE_INITIATOR, Nanoseconds: 2e9}); err != nil {
+		t.Fatal(err)
+	}
+	over := all[0].live.Over()
 	ps.mu.Lock()
 	all[0].cut = true
 	ps.mu.Unlock()
@@ -232,6 +242,11 @@ func TestALeaderThatIsCutOffAnswersNothing(t *testing.T) {
 		_, err := all[0].ListPools(t.Context(), &pb.ListPoolsRequest{})
 		return reason(err) == pb.ReasonNotLeader && strings.Contains(err.Error(), " does")
 	})
+	select {
+	case <-over:
+	default:
+		t.Error("it still takes figures")
+	}
 	got := fmt.Sprint(pools(t, leader))
 	if !strings.Contains(got, "gold") || !strings.Contains(got, "bronze") {
 		t.Errorf("the new leader has the pools %v", got)
@@ -271,4 +286,59 @@ func loadedID(t *testing.T, p *replica) (id block.ClusterID) {
 		t.Fatal(err)
 	}
 	return s.ClusterID()
+}
+
+// Managers that do not know a level are there when it is raised, since nobody has asked them. They
+// end instead of applying what they do not know, and none of them leads again.
+func TestManagersThatDoNotKnowTheLevelEnd(t *testing.T) {
+	ps, all := three(t)
+	all[0].stop()
+	<-all[0].stopped
+	ps.level, ps.ends = 3, cluster.ErrLevel
+	later := ps.start(all[0].cfg.Dir, "m1:9800")
+	eventually(t, "the later version leads", func() bool {
+		for _, p := range all[1:] {
+			_ = p.shared().Transfer(t.Context(), later.id) // only the one that leads can
+		}
+		return later.shared().Status().Role == quorum.Leader
+	})
+	_, err := later.step(t.Context(), cluster.RaiseLevel{To: 3})
+	if err != nil && !errors.Is(err, ErrOutcomeUnknown) { // there is no majority any more
+		t.Fatal(err)
+	}
+	for _, p := range all[1:] {
+		<-p.stopped
+	}
+}
+
+// A manager that does not lead answers a read only if the caller can do with an old answer.
+func TestAFollowerAnswersOnlyStaleReads(t *testing.T) {
+	ps, all := three(t)
+	leader := leads(t, all...)
+	follower := all[2]
+	if _, err := leader.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "before"}); err != nil {
+		t.Fatal(err)
+	}
+	stale := metadata.NewIncomingContext(t.Context(), metadata.Pairs(pb.ReadKey, pb.ReadStale))
+	has := func(p *replica, name string) bool {
+		pools, err := p.ListPools(stale, &pb.ListPoolsRequest{})
+		return err == nil && slices.ContainsFunc(pools.GetPools(), func(p *pb.Pool) bool { return p.GetName() == name })
+	}
+	eventually(t, "the follower has the pool", func() bool { return has(follower, "before") })
+	if _, err := follower.ListPools(t.Context(), &pb.ListPoolsRequest{}); err == nil {
+		t.Error("a follower answers a read that has to be new")
+	}
+	ps.mu.Lock()
+	follower.cut = true
+	ps.mu.Unlock()
+	if _, err := leader.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: "since"}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(2 * staleFor) // a new state is loaded, and no leader is known any more
+	if !has(follower, "before") || has(follower, "since") || !has(leader, "since") {
+		t.Error("the follower should have what it had, and the leader all")
+	}
+	if age := time.Since(follower.shared().Heard()); age < 2*staleFor {
+		t.Errorf("it says that it heard the leader %v ago", age)
+	}
 }

@@ -392,6 +392,83 @@ func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest)
 	return removed, m.toldOf(ctx, gone, err)
 }
 
+// ReplaceManager gives a manager the place of another one. The new one gets its vote first, and then
+// the old one is removed: at no time do fewer managers vote than before, nor must more than a
+// majority of them follow that do follow.
+func (m *Manager) ReplaceManager(ctx context.Context, r *pb.ReplaceManagerRequest) (*pb.ReplaceManagerResponse, error) {
+	answer := &pb.ReplaceManagerResponse{}
+	var gone cluster.Input
+	err := m.changed(ctx, func(ctx context.Context, now replicated.Status) error {
+		members := now.Applied.Members
+		added, err := memberNamed(members, r.GetNew())
+		if err != nil {
+			return err
+		}
+		progress, err := m.quorum.following(ctx)
+		if err != nil {
+			return err
+		}
+		if !progress[added.ID].Near {
+			answer.WaitsFor = fmt.Sprintf("manager %v at %s to catch up: it has %d of %d entries; is it started?", added.ID, added.Address, progress[added.ID].Acknowledged, now.Applied.Index)
+			return nil
+		}
+		answer.WaitsFor = ""
+		if !added.Voter {
+			return m.quorum.admit(ctx, members, added, progress)
+		}
+		old, err := memberNamed(members, r.GetOld())
+		var refused *cluster.Error
+		switch {
+		case errors.As(err, &refused) && refused.Kind == cluster.NotFound:
+			return nil // an attempt before has removed it
+		case err != nil:
+			return err
+		case old.ID == added.ID:
+			return &cluster.Error{Kind: cluster.InvalidArgument, Field: "new", Text: fmt.Sprintf("manager %v cannot replace itself", old.ID)}
+		}
+		if err := staysAble(members, old, progress); err != nil {
+			return err
+		}
+		if old.ID == now.ID {
+			if err := m.quorum.Transfer(ctx, added.ID); err != nil {
+				return err
+			}
+			return quorum.ErrBusy // the next one that leads does the rest
+		}
+		answer.Removed = m.quorum.describe(now, old, progress[old.ID])
+		gone = cluster.ManagersChange{ID: old.ID.String(), Address: old.Address, Removed: true}
+		return m.quorum.Remove(ctx, old.ID)
+	})
+	return answer, m.toldOf(ctx, gone, err)
+}
+
+// admit gives a manager its vote, and returns quorum.ErrBusy since more has to be done then.
+func (s *shared) admit(ctx context.Context, members quorum.Members, added quorum.Member, progress map[quorum.ID]quorum.Progress) error {
+	if err := ableWith(members, added, progress); err != nil {
+		return err
+	}
+	if err := s.Promote(ctx, added.ID); err != nil {
+		return err
+	}
+	return quorum.ErrBusy
+}
+
+// ableWith refuses to give a manager that follows a vote if those that follow were no majority then.
+func ableWith(members quorum.Members, added quorum.Member, progress map[quorum.ID]quorum.Progress) error {
+	votes, follow := 1, 1
+	for _, id := range members.Voters() {
+		if votes++; progress[id].Near {
+			follow++
+		}
+	}
+	if follow <= votes/2 {
+		return &cluster.Error{Kind: cluster.FailedPrecondition, Object: "manager " + added.ID.String(),
+			Text: fmt.Sprintf("manager %v: with its vote, %d of %d managers that vote would follow, which is no majority", added.ID, follow, votes),
+			Hint: "start the others first"}
+	}
+	return nil
+}
+
 // stepAside makes another manager lead, which then removes this one: see quorum.Remove. It returns
 // quorum.ErrBusy until the caller can be told which one that is.
 func (s *shared) stepAside(ctx context.Context) error {

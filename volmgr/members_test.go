@@ -88,6 +88,29 @@ func TestWhichManagersCanBeRemoved(t *testing.T) {
 	}
 }
 
+// A manager that replaces another one gets its vote only if those that follow are a majority then.
+func TestWhichManagersMayReplaceAnother(t *testing.T) {
+	for _, c := range []struct {
+		voters int
+		near   []quorum.ID
+		able   bool
+	}{
+		{1, []quorum.ID{1}, true},
+		{2, []quorum.ID{1, 2}, true},
+		{3, []quorum.ID{1, 2, 3}, true},
+		{3, []quorum.ID{1, 2}, true},
+		{3, []quorum.ID{1}, false},
+		{5, []quorum.ID{1, 2, 3}, true},
+		{5, []quorum.ID{1, 2}, false},
+	} {
+		all := members(c.voters, 1)
+		added, _ := all.Find(quorum.ID(c.voters + 1))
+		if err := ableWith(all, added, near(c.near...)); (err == nil) != c.able {
+			t.Errorf("%d voters, of which %v follow, and a new one = %v, want able %v", c.voters, c.near, err, c.able)
+		}
+	}
+}
+
 // A manager is named by its id, the beginning of it, or its address.
 func TestHowAManagerIsNamed(t *testing.T) {
 	all := quorum.Members{{ID: 0xab00000000000001, Address: "m1:1"}, {ID: 0xab00000000000002, Address: "m2:1"}, {ID: 0xcd00000000000003, Address: "m3:1"}}

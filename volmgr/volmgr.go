@@ -32,18 +32,21 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/live"
 	"weft.dev/weft/volmgr/replicated"
 	"weft.dev/weft/volmgr/store"
 )
@@ -65,9 +68,22 @@ type Config struct {
 	// Keys are the cluster's own authorities; nil: it has none, and gives no certificates.
 	Keys *pki.Keyring
 
+	// Recent returns the newest lines of this process's log, for support bundles; nil: nobody keeps
+	// them.
+	Recent func() []byte
+
+	// Level is the newest that this manager knows; 0 means block.KnownLevel, and others are for tests.
+	Level block.Level
+
+	// Vouch says who may join without a token of the cluster; nil: nobody may.
+	Vouch Voucher
+
 	// Commit is called in place of the store's, which it gets as commit, so that a test can
 	// delay commits or make them fail; nil means that nothing is in between.
 	Commit func(records []cluster.Record, commit func([]cluster.Record) error) error
+	// Confirm is called, in the same way, in place of the question whether this manager still
+	// leads.
+	Confirm func(confirm func() error) error
 }
 
 func (c Config) withDefaults() Config {
@@ -77,6 +93,7 @@ func (c Config) withDefaults() Config {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	c.Level = cmp.Or(c.Level, block.KnownLevel)
 	return c
 }
 
@@ -101,7 +118,13 @@ type Manager struct {
 	ended   chan struct{}      // closed when Run returns
 	metrics metrics
 	watches watches
+	replica replicaState
+	live    *live.Book
+	support supporters
+	kept    bool // the state is that of a support bundle: see kept.go
 
+	revoked  access.Revocations
+	noting   sync.Mutex // what is revoked
 	refusals refusals
 	refused  chan cluster.Refused
 
@@ -157,6 +180,10 @@ func New(cfg Config) (*Manager, error) {
 		}
 		m := newManager(cfg, s, nil) // the state is loaded when it leads
 		m.quorum, m.cluster = s, s.Cluster()
+		s.Observe(m.noteRevoked)
+		if err := m.noteRevoked(nil); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 		return m, nil
 	}
 	if replicated.Exists(cfg.Dir) {
@@ -166,12 +193,15 @@ func New(cfg Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := loadState(alone{s})
+	state, err := loadState(alone{s}, cfg.Level)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", cfg.Dir, err), s.Close())
 	}
 	m := newManager(cfg, alone{s}, state)
 	m.cluster = state.ClusterID()
+	if err := m.noteRevoked(nil); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	return m, nil
 }
 
@@ -200,8 +230,8 @@ func newSeed() (seed cluster.Seed) {
 }
 
 func newManager(cfg Config, records committer, state *cluster.State) *Manager {
-	if cfg.Commit != nil {
-		records = hooked{records, cfg.Commit}
+	if cfg.Commit != nil || cfg.Confirm != nil {
+		records = hooked{records, cfg.Commit, cfg.Confirm}
 	}
 	if state != nil {
 		state.SetPolicy(cfg.policy())
@@ -210,6 +240,7 @@ func newManager(cfg Config, records committer, state *cluster.State) *Manager {
 		cfg: cfg, records: records, state: state, asks: make(chan ask), urgent: make(chan ask), pings: make(chan chan struct{}), ended: make(chan struct{}), metrics: newMetrics(),
 		refused: make(chan cluster.Refused, refusedMost),
 		targets: map[block.NodeName]*session{}, initiators: map[block.NodeName]*session{}, watchers: map[chan struct{}]bool{}, watches: watches{patience: watchPatience},
+		live: live.NewBook(cfg.Now),
 	}
 }
 
@@ -330,7 +361,7 @@ func (m *Manager) beginTerm(ctx context.Context, over <-chan struct{}) error {
 			return errDeposed
 		default:
 		}
-		begin := ask{input: cluster.BeginTerm{}, reply: make(chan answer, 1)}
+		begin := ask{input: cluster.BeginTerm{Seed: newSeed()}, reply: make(chan answer, 1)}
 		if err := m.work(begin); err != nil {
 			return err
 		}
@@ -413,6 +444,11 @@ func (m *Manager) finish(b *batch) error {
 		begin := m.cfg.Now()
 		if err := m.records.Commit(b.records); err != nil {
 			return m.startOver(b.asks, err)
+		}
+		if m.quorum == nil { // else the quorum's store says so
+			if err := m.noteRevoked(b.records); err != nil {
+				return err
+			}
 		}
 		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())
 	} else if err := m.records.Confirm(); err != nil {
@@ -512,6 +548,9 @@ func (m *Manager) look(ctx context.Context, f func()) error {
 }
 
 func (m *Manager) ask(ctx context.Context, a ask) (any, error) {
+	if m.kept {
+		return nil, m.askKept(a)
+	}
 	a.reply = make(chan answer, 1)
 	queue := m.asks
 	if _, ok := a.input.(cluster.RecordStale); ok {

@@ -49,6 +49,7 @@ type rig struct {
 	manager *Manager                // set by registered
 	adjust  func(*Manager)          // called before it runs; nil: nothing
 	heard   func(generation uint64) // called for each wanted state that a fake target gets
+	keys    func(*pb.ExportKeys)    // called for all keys that fake agents get; nil: they cannot authenticate
 	drives  int                     // of each fake target; 0 means 1
 	mu      sync.Mutex
 	reports map[string]*pb.TargetReport // of the fake targets
@@ -123,8 +124,14 @@ const window = 64 << 10
 // serveOn serves what register adds, in memory.
 func serveOn(t testing.TB, register func(grpc.ServiceRegistrar)) (conn *grpc.ClientConn, stop func()) {
 	t.Helper()
+	return serveWith(t, register)
+}
+
+// serveWith is serveOn with options of the server.
+func serveWith(t testing.TB, register func(grpc.ServiceRegistrar), options ...grpc.ServerOption) (conn *grpc.ClientConn, stop func()) {
+	t.Helper()
 	listener := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
+	server := grpc.NewServer(options...)
 	register(server)
 	var group sync.WaitGroup
 	group.Go(func() { _ = server.Serve(listener) })
@@ -181,6 +188,9 @@ func (r *rig) serveAsTarget(open grpc.BidiStreamingClient[pb.TargetReport, pb.Ta
 			Node: name, BootId: boot, Scale: parts.Understood(), Labels: map[string]string{"rack": "r-" + name},
 			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4420}},
 		}
+		if r.keys != nil {
+			report.Authenticates = pb.Ability_ABILITY_YES
+		}
 		for _, path := range r.devices() {
 			serial := name + path
 			report.Devices = append(report.Devices, &pb.Device{Path: path, Serial: serial, Wwid: "wwid-" + serial, SizeBytes: fakeExtents << 28, BlockSize: 512})
@@ -189,6 +199,11 @@ func (r *rig) serveAsTarget(open grpc.BidiStreamingClient[pb.TargetReport, pb.Ta
 	converse(parts.Reporting(open), report, func(last *pb.TargetReport, wanted *pb.TargetWanted) *pb.TargetReport {
 		if r.heard != nil {
 			r.heard(wanted.GetGeneration())
+		}
+		for _, x := range wanted.GetExports() {
+			if x.Keys != nil {
+				r.keys(x.Keys)
+			}
 		}
 		next := proto.CloneOf(last)
 		obey(next, wanted)
@@ -277,18 +292,23 @@ func obey(r *pb.TargetReport, w *pb.TargetWanted) {
 func (r *rig) fakeInitiator(ctx context.Context, name string) {
 	for agents := r.agents; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if open, err := agents.Initiator(ctx); err == nil {
-			serveAsInitiator(open, name)
+			serveAsInitiator(open, name, r.keys)
 		}
 	}
 }
 
-func serveAsInitiator(open grpc.BidiStreamingClient[pb.InitiatorReport, pb.InitiatorWanted], name string) {
-	report := &pb.InitiatorReport{Node: name, BootId: "boot-" + name, Scale: parts.Understood(),
+func serveAsInitiator(open grpc.BidiStreamingClient[pb.InitiatorReport, pb.InitiatorWanted], name string, keys func(*pb.ExportKeys)) {
+	report := &pb.InitiatorReport{Node: name, BootId: "boot-" + name, Scale: parts.Understood(), Authenticates: keys != nil,
 		Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111", Id: "11111111-1111-4111-8111-111111111111"}}
 	converse(parts.Reporting(open), report, func(last *pb.InitiatorReport, wanted *pb.InitiatorWanted) *pb.InitiatorReport {
 		next := proto.CloneOf(last)
 		next.Generation, next.Attachments = wanted.Generation, nil
 		for _, a := range wanted.Attachments {
+			for _, l := range a.Legs {
+				if l.Keys != nil {
+					keys(l.Keys)
+				}
+			}
 			phase := pb.AttachmentPhase_ATTACHMENT_PHASE_SERVING
 			if a.Detach {
 				phase = pb.AttachmentPhase_ATTACHMENT_PHASE_DETACHED_CLEAN
@@ -669,6 +689,7 @@ func TestWatchGivesOldEventsThenNewOnes(t *testing.T) {
 // decided.
 func TestConversionsForgetNoField(t *testing.T) {
 	r := newRig(t)
+	r.keys = func(*pb.ExportKeys) {}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	r.withAgents(ctx, "t1", "t2")
@@ -718,27 +739,32 @@ func unset(t *testing.T, m protoreflect.Message, path string, excused map[string
 	}
 }
 
+func (r *rig) backup(ctx context.Context) *bytes.Buffer {
+	r.t.Helper()
+	stream, err := r.Backup(ctx, &pb.BackupRequest{})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var all bytes.Buffer
+	for {
+		chunk, err := stream.Recv()
+		if err == io.EOF {
+			return &all
+		}
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		all.Write(chunk.Data)
+	}
+}
+
 func TestRestoredStoreStartsAndADamagedBackupLeavesNothing(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	r.withAgents(ctx, "t1", "t2")
 	r.attachNew(ctx, "db1")
-	stream, err := r.Backup(ctx, &pb.BackupRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var backup bytes.Buffer
-	for {
-		chunk, err := stream.Recv()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		backup.Write(chunk.Data)
-	}
+	backup := r.backup(ctx)
 	before := r.volume("db1")
 	r.stop()
 	r.dir = filepath.Join(t.TempDir(), "restored")
@@ -748,7 +774,7 @@ func TestRestoredStoreStartsAndADamagedBackupLeavesNothing(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Dir(r.dir)); err != nil || len(entries) > 0 {
 		t.Errorf("after a refused restore there is %v, %v; want nothing", entries, err)
 	}
-	if err := Restore(Config{Dir: r.dir}, &backup); err != nil {
+	if err := Restore(Config{Dir: r.dir}, backup); err != nil {
 		t.Fatal(err)
 	}
 	r.start()

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
+	"weft.dev/weft/proto/support"
 )
 
 // agentOptions are the flags that both agents have.
@@ -50,16 +51,19 @@ func (o *agentOptions) addFlags(cmd *cobra.Command) {
 }
 
 func addJoin(cmd *cobra.Command, file *string) {
-	cmd.Flags().StringVar(file, "join", os.Getenv("WEFT_JOIN"), "`file` with a token, to join the cluster at the first start [WEFT_JOIN]")
+	cmd.Flags().StringVar(file, "join", os.Getenv("WEFT_JOIN"), "`file` with a token, - for standard input, to join the cluster at the first start; or kubernetes, to join as the pod's service account [WEFT_JOIN]")
 }
 
 // enter makes an agent a member of its cluster, and returns the part that keeps it one. Neither is
 // needed for a socket, with TLS files, or over plain TCP.
-func enter(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool) (daemon.TLSFiles, []daemon.Part, error) {
+func enter(ctx context.Context, o daemon.Options, e member.Entry, tls daemon.TLSFiles, plain bool) (files daemon.TLSFiles, keep []daemon.Part, err error) {
 	if plain || !tls.Off() || daemon.OnSockets(e.Managers) {
 		return tls, nil, nil
 	}
-	files, err := e.Enter(ctx)
+	err = daemon.WhileWaiting(ctx, o, e.Log, daemon.Readers{}, func(ctx context.Context) (err error) {
+		files, err = e.Enter(ctx)
+		return err
+	})
 	if errors.Is(err, member.ErrNoIdentity) {
 		return files, nil, cli.RefusedError{Err: err, Hints: []string{
 			fmt.Sprintf("an admin prints a token with `weft token create --node %s --role %s`: store it in a file, and give that with --join", e.Node, e.Role),
@@ -69,16 +73,17 @@ func enter(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool)
 	return files, []daemon.Part{member.Renewing(e.Log, e.Managers, files)}, err
 }
 
-// connectMember is enter, and then connects the agent to the managers.
-func connectMember(ctx context.Context, e member.Entry, tls daemon.TLSFiles, plain bool) (conn *managers.Conn, keep []daemon.Part, err error) {
-	files, keep, err := enter(ctx, e, tls, plain)
-	if err != nil {
-		return nil, nil, err
+// connectMember is enter, and then connects the agent to the managers. Its metrics tell when its
+// certificate ends.
+func connectMember(ctx context.Context, o daemon.Options, e member.Entry, tls daemon.TLSFiles, plain bool, metrics *daemon.Metrics) (conn *managers.Conn, files daemon.TLSFiles, keep []daemon.Part, err error) {
+	if files, keep, err = enter(ctx, o, e, tls, plain); err != nil {
+		return nil, files, nil, err
 	}
+	metrics.ShowCertificate(files)
 	if conn, err = daemon.Dial(e.Managers, files); err != nil {
-		return nil, nil, cli.UsageError{Err: err}
+		return nil, files, nil, cli.UsageError{Err: err}
 	}
-	return conn, keep, nil
+	return conn, files, keep, nil
 }
 
 // allLabels returns the labels from the flags and from the file.
@@ -91,7 +96,7 @@ func (o *agentOptions) allLabels() (map[string]string, error) {
 		}
 		pairs = append(pairs, strings.Fields(string(text))...)
 	}
-	return parsePairs(pairs)
+	return cli.ParsePairs(pairs)
 }
 
 // agentBase is the configuration that agents of both kinds share.
@@ -101,6 +106,8 @@ type agentBase struct {
 	labels  map[string]string
 	manager pb.AgentsClient
 	next    func() // switches to another manager
+	tls     daemon.TLSFiles
+	support func(context.Context) []support.File
 }
 
 // agent is a target or an initiator agent. If it is also a prometheus.Collector, its metrics are
@@ -112,7 +119,8 @@ type agent interface {
 // runAgent loads the kernel modules that an agent needs, makes the agent, and runs it until ctx
 // ends.
 func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod.Module, build func(agentBase) (agent, error)) error {
-	base, conn, keep, err := o.prepare(ctx, stderr)
+	metrics := daemon.NewMetrics()
+	base, conn, keep, err := o.prepare(ctx, stderr, metrics)
 	if err != nil {
 		return err
 	}
@@ -124,7 +132,7 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 	if err != nil {
 		return err
 	}
-	parts, err := daemon.ServeMetrics(o.Options, base.log, daemon.NewMetrics(), a)
+	parts, err := daemon.ServeMetrics(o.Options, base.log, metrics, a, daemon.Readers{TLS: base.tls, Plain: o.plain})
 	if err != nil {
 		return err
 	}
@@ -135,7 +143,7 @@ func runAgent(ctx context.Context, o agentOptions, stderr io.Writer, need []kmod
 }
 
 // prepare connects an agent to the managers. keep are parts that keep it connected.
-func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer) (base agentBase, conn *managers.Conn, keep []daemon.Part, err error) {
+func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer, metrics *daemon.Metrics) (base agentBase, conn *managers.Conn, keep []daemon.Part, err error) {
 	log, err := o.Logger(stderr)
 	if err != nil {
 		return base, nil, nil, cli.UsageError{Err: err}
@@ -153,8 +161,17 @@ func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer) (base agen
 		return base, nil, nil, err
 	}
 	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: o.role, Node: name, Log: log}
-	if conn, keep, err = connectMember(ctx, e, o.tls, o.plain); err != nil {
+	conn, files, keep, err := connectMember(ctx, o.Options, e, o.tls, o.plain, metrics)
+	if err != nil {
 		return base, nil, nil, err
 	}
-	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next}, conn, keep, nil
+	return agentBase{log: log, node: node, labels: maps.Clone(labels), manager: pb.NewAgentsClient(conn), next: conn.Next, tls: files, support: supportOf(o.Recent)}, conn, keep, nil
+}
+
+// supportOf returns what an agent tells in support bundles: what weft doctor reports, and the newest
+// lines of the log.
+func supportOf(log *daemon.Recent) func(context.Context) []support.File {
+	return func(context.Context) []support.File {
+		return []support.File{{Name: "doctor.txt", Data: diagnose()}, {Name: "log.txt", Data: log.Lines()}}
+	}
 }

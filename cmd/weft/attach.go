@@ -117,17 +117,9 @@ func waitForAttachment(ctx context.Context, api pb.ManagerClient, a *pb.Attachme
 	return a, err
 }
 
-// attachmentsOf returns all attachments of a volume.
-func attachmentsOf(v *pb.Volume) []*pb.Attachment {
-	if all := v.GetAttachments(); len(all) > 0 || v.GetAttachment() == nil {
-		return all
-	}
-	return []*pb.Attachment{v.GetAttachment()}
-}
-
 // attachmentOf returns the attachment to a node, nil if there is none.
 func attachmentOf(v *pb.Volume, node string) *pb.Attachment {
-	for _, a := range attachmentsOf(v) {
+	for _, a := range cli.AttachmentsOf(v) {
 		if a.GetNode() == node {
 			return a
 		}
@@ -142,7 +134,7 @@ func attaching(a *pb.Attachment) string {
 	}
 	text := cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to connect volume %s", a.GetNode(), a.GetVolumeName()))
 	if a.GetResyncTotalBytes() > 0 {
-		text += fmt.Sprintf(" (%s copied)", used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
+		text += fmt.Sprintf(" (%s copied)", cli.Used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
 	}
 	return text
 }
@@ -193,7 +185,7 @@ func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *
 	if err != nil {
 		return err
 	}
-	if o.node != "" && attachmentOf(before, o.node) == nil || len(attachmentsOf(before)) == 0 {
+	if o.node != "" && attachmentOf(before, o.node) == nil || len(cli.AttachmentsOf(before)) == 0 {
 		out.Say("volume %s is not attached%s", o.volume, attachedElsewhere(before, o.node))
 		return nil
 	}
@@ -212,7 +204,7 @@ func runDetach(ctx context.Context, api pb.ManagerClient, o detachOptions, out *
 		if status.Code(err) == codes.NotFound {
 			return "", nil
 		}
-		for _, a := range attachmentsOf(v) {
+		for _, a := range cli.AttachmentsOf(v) {
 			if (o.node == "" || o.node == a.GetNode()) && a.GetState() == pb.AttachmentState_ATTACHMENT_STATE_DETACHING {
 				return cmp.Or(a.GetWaitingFor(), fmt.Sprintf("node %s to release volume %s", a.GetNode(), o.volume)), err
 			}
@@ -248,7 +240,7 @@ func runCancelDetach(ctx context.Context, api pb.ManagerClient, o detachOptions,
 			return "", err
 		}
 		kept := 0
-		for _, a := range attachmentsOf(v) {
+		for _, a := range cli.AttachmentsOf(v) {
 			if o.node != "" && o.node != a.GetNode() {
 				continue
 			}

@@ -14,7 +14,7 @@ import (
 )
 
 func newAttachment(g *cli.Globals) *cobra.Command {
-	return cli.Group("attachment", "Show which node has which volume", newAttachmentList(g))
+	return cli.Group("attachment", "Show which node has which volume", g.Watched(newAttachmentList(g)))
 }
 
 type attachmentListOptions struct{ node string }
@@ -52,4 +52,6 @@ func runAttachmentList(ctx context.Context, api pb.ManagerClient, o attachmentLi
 	})
 }
 
-func resync(a *pb.Attachment) string { return used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()) }
+func resync(a *pb.Attachment) string {
+	return cli.Used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes())
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/console"
 )
 
 // everyCommand is the tree of commands, without cobra's additions.
@@ -84,6 +85,27 @@ func TestEveryFlagIsDescribed(t *testing.T) {
 			if fields := strings.Fields(line); len(fields) < 4 {
 				t.Errorf("%s: flag %q says too little", cmd.CommandPath(), line)
 			}
+		}
+	}
+}
+
+// The console shows, for each of its actions, the command that does the same.
+func TestCommandsThatTheConsoleShowsExist(t *testing.T) {
+	all := console.Commands()
+	if len(all) < 15 {
+		t.Errorf("the console shows only %d commands", len(all))
+	}
+	for _, line := range all {
+		words := strings.Fields(line)[1:]
+		found, rest, err := newRoot(&cli.Globals{}).Find(words)
+		if err != nil || found.HasSubCommands() {
+			t.Errorf("%q is no command: %v", line, err)
+			continue
+		}
+		if err := found.ParseFlags(rest); err != nil {
+			t.Errorf("%q: %v", line, err)
+		} else if err := found.ValidateArgs(found.Flags().Args()); err != nil {
+			t.Errorf("%q: %v", line, err)
 		}
 	}
 }

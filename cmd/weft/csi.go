@@ -88,7 +88,8 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 	if err != nil {
 		return err
 	}
-	conn, keep, err := o.connect(ctx, log)
+	metrics := daemon.NewMetrics()
+	conn, files, keep, err := o.connect(ctx, log, metrics)
 	if err != nil {
 		return err
 	}
@@ -103,9 +104,8 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 		return fmt.Errorf("--endpoint: %w", err)
 	}
 	defer listener.Close()
-	metrics := daemon.NewMetrics()
 	metrics.Alive = func(ctx context.Context) error { return csi.Alive(ctx, socket) }
-	parts, err := daemon.ServeMetrics(o.Options, log, metrics, driver)
+	parts, err := daemon.ServeMetrics(o.Options, log, metrics, driver, daemon.Readers{TLS: files, Plain: o.plain})
 	if err != nil {
 		return err
 	}
@@ -141,13 +141,13 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 }
 
 // connect connects the driver to the managers. keep are parts that keep it connected.
-func (o *csiOptions) connect(ctx context.Context, log *slog.Logger) (conn *managers.Conn, keep []daemon.Part, err error) {
+func (o *csiOptions) connect(ctx context.Context, log *slog.Logger, metrics *daemon.Metrics) (conn *managers.Conn, files daemon.TLSFiles, keep []daemon.Part, err error) {
 	name, err := cli.NodeOrThis(o.node)
 	if err != nil {
-		return nil, nil, err
+		return nil, files, nil, err
 	}
 	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: access.CSI, Node: name, Log: log}
-	return connectMember(ctx, e, o.tls, o.plain)
+	return connectMember(ctx, o.Options, e, o.tls, o.plain, metrics)
 }
 
 // config returns the driver's configuration from the flags, and its socket.

@@ -3,7 +3,7 @@
 package main
 
 import (
-	"encoding/json"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/gpu"
@@ -47,6 +46,9 @@ unknown. Nothing is read or written but files of the kernel.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if o.gpu && len(args) == 1 {
 				return nil
+			}
+			if !o.gpu && len(args) == 1 {
+				return cli.UsageError{Err: fmt.Errorf("unexpected argument %q", args[0]), Hint: "a path is for --gpu"}
 			}
 			return cli.Takes()(cmd, args)
 		},
@@ -108,7 +110,7 @@ func runDoctorGPU(o gpuOptions, at string, out *cli.Output) error {
 		}
 	}
 	report := gpu.Of(m)
-	return printReport(report, report.Print, out)
+	return out.PrintValue(report, report.Print)
 }
 
 // doctor examines a machine.
@@ -149,24 +151,14 @@ type choice struct {
 
 func runDoctor(d doctor, out *cli.Output) error {
 	found := d.look()
-	return printReport(found, found.print, out)
+	return out.PrintValue(found, found.print)
 }
 
-// printReport writes a report for people, or for programs.
-func printReport(report any, table func(io.Writer), out *cli.Output) error {
-	if out.Format == cli.FormatTable {
-		table(out.Stdout)
-		return nil
-	}
-	b, err := json.MarshalIndent(report, "", "  ")
-	if err == nil && out.Format == cli.FormatYAML {
-		b, err = yaml.JSONToYAML(b)
-	}
-	if err != nil {
-		return fmt.Errorf("print as %s: %w", out.Format.String(), err)
-	}
-	_, err = fmt.Fprintln(out.Stdout, strings.TrimSuffix(string(b), "\n"))
-	return err
+// diagnose is what weft doctor prints for people on this machine.
+func diagnose() []byte {
+	var text bytes.Buffer
+	doctor{euid: os.Geteuid(), devices: blockdev.Probe()}.look().print(&text)
+	return text.Bytes()
 }
 
 func (d doctor) look() diagnosis {

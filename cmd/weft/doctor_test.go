@@ -4,6 +4,8 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/gpu"
 	"weft.dev/weft/initiator/blockdev"
 )
 
@@ -132,5 +135,25 @@ func TestDoctorReportsOnARecordedGPUMachine(t *testing.T) {
 	}
 	if err := runDoctorGPU(gpuOptions{gpu: true, from: from}, "nosuch", &cli.Output{}); err == nil || !strings.Contains(err.Error(), "/dev/weft/nosuch") {
 		t.Errorf("a volume that is not attached: %v, want an error that names it", err)
+	}
+}
+
+// An initiator near to a GPU prefers the networks of that GPU's card, and starts without a preference
+// where there are none.
+func TestAnInitiatorPrefersTheNetworksNearToItsGPU(t *testing.T) {
+	for which, want := range map[string]string{"": "[]", "0": "[203.0.113.0/24]", "7": "[]"} {
+		archive, err := os.ReadFile(filepath.Join("..", "internal", "gpu", "testdata", "weft.txtar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		root, err := gpu.Tree(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		got := nearGPU(root, which, slog.New(slog.NewTextHandler(&log, nil)))
+		if fmt.Sprint(got) != want || (which == "7") != strings.Contains(log.String(), "WARN") {
+			t.Errorf("--near-gpu %q prefers %v, want %s; it logged %q", which, got, want, log.String())
+		}
 	}
 }

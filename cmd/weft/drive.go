@@ -19,7 +19,7 @@ import (
 
 func newDrive(g *cli.Globals) *cobra.Command {
 	return cli.Group("drive", "Manage drives: the devices that Weft uses, and those it could use",
-		newDriveDevices(g), newDriveList(g), newDriveAdd(g), newDriveLabel(g), newDriveDrain(g), newDriveEvict(g))
+		newDriveDevices(g), g.Watched(newDriveList(g)), newDriveAdd(g), newDriveLabel(g), newDriveDrain(g), newDriveEvict(g), newDrivePolicy(g))
 }
 
 func newDriveDevices(g *cli.Globals) *cobra.Command {
@@ -95,7 +95,7 @@ func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions,
 		for _, d := range drives.GetDrives() {
 			rows = append(rows, []string{
 				cli.ShortID(d.GetId()), d.GetNode(), d.GetDevice(), d.GetModel(), cli.Size(d.GetCapacityBytes()),
-				used(d.GetAllocatedBytes(), d.GetCapacityBytes()), pb.Word(d.GetState()), cli.Pairs(d.GetLabels()), d.GetReason(),
+				cli.Used(d.GetAllocatedBytes(), d.GetCapacityBytes()), pb.Word(d.GetState()), cli.Pairs(d.GetLabels()), d.GetReason(),
 			})
 		}
 		cli.Table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)
@@ -133,18 +133,11 @@ func healthColumns(h *pb.DriveHealth) []string {
 	}
 }
 
-// used is the used share of a capacity.
-func used(allocated, capacity uint64) string {
-	if capacity == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%d%%", int(float64(allocated)/float64(capacity)*100+0.5))
-}
-
 type driveAddOptions struct {
 	node, device string
 	labels       []string
 	forceErase   string
+	wait         bool
 }
 
 func newDriveAdd(g *cli.Globals) *cobra.Command {
@@ -171,11 +164,12 @@ Prints the drive's id.`,
 	}
 	cmd.Flags().StringArrayVar(&o.labels, "label", nil, "`key=value`, by which pools select drives; may be repeated")
 	cmd.Flags().StringVar(&o.forceErase, "force-erase", "", "erase `what` is on the device; use the text of the refusal")
+	cmd.Flags().BoolVar(&o.wait, "wait", false, "wait until volumes can use the drive")
 	return cmd
 }
 
 func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, out *cli.Output) error {
-	labels, err := parsePairs(o.labels)
+	labels, err := cli.ParsePairs(o.labels)
 	if err != nil {
 		return err
 	}
@@ -183,7 +177,33 @@ func runDriveAdd(ctx context.Context, api pb.ManagerClient, o driveAddOptions, o
 	if err != nil {
 		return err
 	}
+	if o.wait {
+		if d, err = waitForDrive(ctx, api, d, out); err != nil {
+			return err
+		}
+	}
 	return out.Print(d, func(w io.Writer) { fmt.Fprintln(w, d.GetId()) })
+}
+
+// waitForDrive returns once a drive's label is written.
+func waitForDrive(ctx context.Context, api pb.ManagerClient, added *pb.Drive, out *cli.Output) (ready *pb.Drive, err error) {
+	err = cli.Wait(ctx, out, cli.RequestStands, func(ctx context.Context) (waitingFor string, err error) {
+		drives, err := api.ListDrives(ctx, &pb.ListDrivesRequest{Node: added.GetNode()})
+		if err != nil {
+			return "", err
+		}
+		for _, d := range drives.GetDrives() {
+			if d.GetId() != added.GetId() {
+				continue
+			}
+			if ready = d; d.GetState() == pb.DriveState_DRIVE_STATE_READY {
+				return "", nil
+			}
+			return strings.TrimSuffix(fmt.Sprintf("%s on %s, which is %s: %s", d.GetDevice(), d.GetNode(), pb.Word(d.GetState()), d.GetReason()), ": "), nil
+		}
+		return "", fmt.Errorf("drive %s was removed", cli.ShortID(added.GetId()))
+	})
+	return ready, err
 }
 
 func newDriveLabel(g *cli.Globals) *cobra.Command {
@@ -202,7 +222,7 @@ all of them. Volumes on the drive stay there.`,
 }
 
 func runDriveLabel(ctx context.Context, api pb.ManagerClient, drive string, labels []string, out *cli.Output) error {
-	parsed, err := parsePairs(labels)
+	parsed, err := cli.ParsePairs(labels)
 	if err != nil {
 		return err
 	}
@@ -244,6 +264,115 @@ func runDriveEvict(ctx context.Context, api pb.ManagerClient, drive string, out 
 	}
 	out.Say("drive %s is being removed", cli.ShortID(id))
 	return nil
+}
+
+func newDrivePolicy(g *cli.Globals) *cobra.Command {
+	return cli.Group("policy", "Manage what becomes a drive by itself", newDrivePolicyCreate(g), newDrivePolicyList(g), newDrivePolicyDelete(g))
+}
+
+type drivePolicyOptions struct {
+	name, model   string
+	least, most   block.Size
+	nodes, labels []string
+}
+
+func newDrivePolicyCreate(g *cli.Globals) *cobra.Command {
+	var o drivePolicyOptions
+	cmd := &cobra.Command{
+		Use:   "create POLICY",
+		Short: "Let devices become drives by themselves, if nothing is on them",
+		Long: `Let devices become drives by themselves: those that targets see now, and those
+that are put in later. The flags select them; without flags, all are selected.
+
+Only blank devices are taken: what "weft drive add" would refuse stays as it is,
+and no policy forces anything. Nor are devices taken that have neither a serial
+number nor a WWID (files, loop devices), that several nodes see, that share these
+with another device (partitions), or that were evicted since there are policies.
+"weft drive add" adds those.`,
+		Example: `  weft drive policy create fast --model 'SAMSUNG MZQL2*' --min-size 1TiB --label class=fast
+  weft drive policy create rack1 --on rack=r1`,
+		Args: cli.Takes("POLICY"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			o.name = args[0]
+			return runDrivePolicyCreate(ctx, api, o, out)
+		}),
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.model, "model", "", "`pattern` of the model, in which * stands for any text")
+	f.Var(sizeFlag{&o.least}, "min-size", "smallest `size`, such as 1TiB")
+	f.Var(sizeFlag{&o.most}, "max-size", "largest `size`")
+	f.StringArrayVar(&o.nodes, "on", nil, "`key=value`, a label of the nodes whose devices are taken; may be repeated")
+	f.StringArrayVar(&o.labels, "label", nil, "`key=value` that the drives get, by which pools select them; may be repeated")
+	return cmd
+}
+
+func runDrivePolicyCreate(ctx context.Context, api pb.ManagerClient, o drivePolicyOptions, out *cli.Output) error {
+	nodes, err := cli.ParsePairs(o.nodes)
+	if err != nil {
+		return err
+	}
+	labels, err := cli.ParsePairs(o.labels)
+	if err != nil {
+		return err
+	}
+	p, err := api.CreateDrivePolicy(ctx, &pb.CreateDrivePolicyRequest{Policy: &pb.DrivePolicy{
+		Name: o.name, Model: o.model, MinSizeBytes: uint64(o.least), MaxSizeBytes: uint64(o.most), Nodes: nodes, Labels: labels,
+	}})
+	if err != nil {
+		return cli.ArgumentError{Name: "POLICY", Err: err}
+	}
+	out.Say("drive policy %s is created; `weft drive list` shows the drives", p.GetName())
+	return out.Print(p, nil)
+}
+
+func newDrivePolicyList(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "list",
+		Short:   "List the policies for drives",
+		Example: "  weft drive policy list",
+		Args:    cli.Takes(),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
+			return runDrivePolicyList(ctx, api, out)
+		}),
+	}
+}
+
+func runDrivePolicyList(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+	all, err := api.ListDrivePolicies(ctx, &pb.ListDrivePoliciesRequest{})
+	if err != nil {
+		return err
+	}
+	return out.Print(all, func(w io.Writer) {
+		var rows [][]string
+		for _, p := range all.GetPolicies() {
+			rows = append(rows, []string{p.GetName(), p.GetModel(), sizeOrNone(p.GetMinSizeBytes()), sizeOrNone(p.GetMaxSizeBytes()), cli.Pairs(p.GetNodes()), cli.Pairs(p.GetLabels())})
+		}
+		cli.Table(w, "POLICY MODEL LEAST MOST NODES LABELS", rows...)
+	})
+}
+
+// sizeOrNone is a bound that may be missing.
+func sizeOrNone(bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return cli.Size(bytes)
+}
+
+func newDrivePolicyDelete(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:     "delete POLICY",
+		Short:   "End a policy; the drives that it has taken stay",
+		Example: "  weft drive policy delete fast",
+		Args:    cli.Takes("POLICY"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			if _, err := api.DeleteDrivePolicy(ctx, &pb.DeleteDrivePolicyRequest{Name: args[0]}); err != nil {
+				return err
+			}
+			out.Say("drive policy %s is deleted", args[0])
+			return nil
+		}),
+	}
 }
 
 // resolveDrive accepts a drive's id or the beginning of it.

@@ -18,7 +18,7 @@ func TestASocketAmongTheManagersOpensNoPlainTCP(t *testing.T) {
 	e := member.Entry{Path: filepath.Join(t.TempDir(), "identity.pem"), Role: access.Target, Node: "t1", Log: slog.New(slog.DiscardHandler)}
 	for managers, closed := range map[string]bool{"unix:/run/a.sock": false, "unix:/run/a.sock,192.0.2.1:4480": true, "192.0.2.1:4480": true} {
 		e.Managers = managers
-		if _, _, err := enter(t.Context(), e, daemon.TLSFiles{}, false); (err != nil) != closed {
+		if _, _, err := enter(t.Context(), daemon.Options{}, e, daemon.TLSFiles{}, false); (err != nil) != closed {
 			t.Errorf("managers %s without a credential: %v", managers, err)
 		}
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 func newEvent(g *cli.Globals) *cobra.Command {
-	return cli.Group("event", "Show the history of the cluster", newEventList(g))
+	return cli.Group("event", "Show the history of the cluster", g.Watched(newEventList(g)))
 }
 
 type eventListOptions struct {

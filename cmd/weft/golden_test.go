@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/explain"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -127,12 +128,12 @@ func db1() *stub {
 	return &stub{
 		volume: &pb.Volume{
 			Id: id, Name: "db1", SizeBytes: 10 << 30, Layout: &pb.Layout{Stripes: 2, Copies: 2, ChunkBytes: 128 << 10},
-			Pool: "default", Spread: "node", Labels: map[string]string{"app": "db"}, State: pb.VolumeState_VOLUME_STATE_READY,
+			Pool: "default", Spread: "node", Authentication: "prefer", Labels: map[string]string{"app": "db"}, State: pb.VolumeState_VOLUME_STATE_READY,
 			Health: pb.Health_HEALTH_DEGRADED, Epoch: 3, Generation: 5, Created: ago(72 * time.Hour),
 			Legs: []*pb.Leg{leg("a", 0, 0, driveA, "t1"), stale, leg("c", 1, 0, driveB, "t2"), leg("d", 1, 1, driveA, "t1")},
 			Attachment: &pb.Attachment{
 				VolumeId: id, VolumeName: "db1", Node: "gpu1", Mode: pb.AttachMode_ATTACH_MODE_EXCLUSIVE, Epoch: 3,
-				State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED, Device: "/dev/weft/db1", Since: ago(3 * time.Hour),
+				State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED, Device: "/dev/weft/db1", AuthenticatesWith: []string{"t1", "t2"}, Since: ago(3 * time.Hour),
 				WaitingFor: "node t2 to come back", ResyncDoneBytes: 1 << 30, ResyncTotalBytes: 4 << 30,
 			},
 		},
@@ -207,7 +208,11 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 			return runEventList(ctx, api, eventListOptions{}, out)
 		},
 		"explain": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
-			return runExplainVolume(ctx, api, "db1", out)
+			x, err := api.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: "db1"})
+			if err != nil {
+				return err
+			}
+			return explain.Print(x, out)
 		},
 		"what-if": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runWhatIfLose(ctx, api, []string{"node", "t1"}, nil, out)

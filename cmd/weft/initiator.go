@@ -5,12 +5,17 @@ package main
 import (
 	"context"
 	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
+	"weft.dev/weft/cmd/internal/gpu"
 	"weft.dev/weft/cmd/internal/kmod"
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/blockdev"
@@ -26,6 +31,7 @@ type initiatorOptions struct {
 	runDir           string
 	datapath, device string
 	patience         time.Duration
+	nearGPU          string
 }
 
 func newInitiator(g *cli.Globals) *cobra.Command {
@@ -61,6 +67,7 @@ choice and the reason.`,
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
 	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing and accepts no connections loses its legs, in user space; 300ms to 2s")
+	cmd.Flags().StringVar(&o.nearGPU, "near-gpu", "", "prefer portals in the networks of the card nearest to this `GPU`, a number or a PCI address of weft doctor --gpu; the label rail goes first")
 	cmd.AddCommand(newInitiatorLeave(g))
 	return cmd
 }
@@ -97,6 +104,27 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
 			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
 			Datapath: initiator.Datapath(datapath), BlockDevice: kind, TargetPatience: o.patience,
+			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log),
 		})
 	})
+}
+
+// nearGPU lists the networks near to a GPU. A host that does not find them prefers none: a far card is
+// better than no volume.
+func nearGPU(root fs.FS, which string, log *slog.Logger) []netip.Prefix {
+	if which == "" {
+		return nil
+	}
+	m, err := gpu.Read(root, "")
+	if err != nil {
+		log.Warn("cannot tell which networks are near to the GPU; none is preferred", "gpu", which, "err", err)
+		return nil
+	}
+	near, err := m.NetworksNear(which)
+	if err != nil {
+		log.Warn("cannot tell which networks are near to the GPU; none is preferred", "gpu", which, "err", err)
+		return nil
+	}
+	log.Info("networks near to the GPU are preferred", "gpu", which, "networks", near)
+	return near
 }

@@ -56,7 +56,7 @@ node lacks is left out.`,
 }
 
 func runKubernetesLabels(ctx context.Context, api nodeReader, node string, take []string, file string, stdout io.Writer) error {
-	domains, err := parsePairs(take)
+	domains, err := cli.ParsePairs(take)
 	if err != nil {
 		return err
 	}

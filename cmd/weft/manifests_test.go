@@ -130,7 +130,7 @@ func TestManifestsRunCommandsThatThereAre(t *testing.T) {
 		}
 	})
 	slices.Sort(commands)
-	if got, want := slices.Compact(commands), []string{"csi", "initiator", "kubernetes", "status", "target", "volmgr"}; !slices.Equal(got, want) {
+	if got, want := slices.Compact(commands), []string{"csi", "initiator", "kubernetes", "pool", "status", "target", "volmgr"}; !slices.Equal(got, want) {
 		t.Errorf("the manifests run %v, want %v", got, want)
 	}
 }

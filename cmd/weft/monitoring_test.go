@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/cmd/internal/cli"
 )
 
 // Operators build alerts and scripts on these names: the page must list every one of them and no
@@ -22,12 +24,7 @@ func TestTheMonitoringPageNamesWhatThereIs(t *testing.T) {
 		declared, shown     *regexp.Regexp
 		least               int
 	}{
-		{"metric", "../../volmgr/*.go", "weft_", regexp.MustCompile(`\bdesc\("([a-z_]+)"`), nil, 8},
-		{"metric", "../../volmgr/*.go", "weft_volmgr_", regexp.MustCompile(`\bhistogram\("([a-z_]+)"`), nil, 2},
-		{"metric", "../../volmgr/*.go", "", regexp.MustCompile(`Name: "(weft_[a-z_]+[a-z])"`), nil, 1},
-		{"metric", "../../initiator/*.go", "weft_initiator_", regexp.MustCompile(`\bmetric\("([a-z_]+)"`), nil, 6},
-		{"metric", "../../target/*.go", "weft_target_", regexp.MustCompile(`\bmetric\("([a-z_]+)"`), nil, 11},
-		{"metric", "../internal/daemon/*.go", "", regexp.MustCompile(`Name: "(weft_[a-z_]+)"`), nil, 2},
+		{"metric", "../../proto/metric/*.go", "", regexp.MustCompile(`= "((?:weft|csi)_[a-z_]+)"`), regexp.MustCompile("`((?:weft|csi)_[a-z_]+)`"), 45},
 		{"event", "../../volmgr/event/*.go", "", regexp.MustCompile(`\b\w+\s*= "([a-z]+\.[a-z-]+)"`), regexp.MustCompile("`((?:node|target|initiator|agent|drive|pool|volume|leg|store|token|authority|access)\\.[a-z-]+)`"), 45},
 		{"reason", "../../volmgr/cluster/*.go", "", regexp.MustCompile(`\bReason\w+\s*= "([A-Z_]+)"`), regexp.MustCompile("(?m)`([A-Z]+(?:_[A-Z]+)+)`"), 25},
 	} {
@@ -72,4 +69,29 @@ func declaredIn(t *testing.T, files string, declared *regexp.Regexp) map[string]
 		}
 	}
 	return names
+}
+
+// Whoever gets an alert types what it says.
+func TestTheCommandsThatAlertsNameExist(t *testing.T) {
+	rules, err := os.ReadFile("../../deploy/helm/weft/monitoring/rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(strings.Fields(string(rules)), " ") // YAML breaks long lines
+	root := newRoot(&cli.Globals{})
+	commands := regexp.MustCompile("`weft ([^`]+)`").FindAllStringSubmatch(text, -1)
+	if len(commands) < 25 {
+		t.Errorf("found %d commands, want one in each alert", len(commands))
+	}
+	for _, match := range commands {
+		words := strings.Fields(regexp.MustCompile(`\{\{[^}]*\}\}`).ReplaceAllString(match[1], "NAME"))
+		cmd, args, err := root.Find(words)
+		if err != nil || !cmd.Runnable() {
+			t.Errorf("weft %s: there is no such command: %v", match[1], err)
+			continue
+		}
+		if err := cmd.Args(cmd, args); err != nil {
+			t.Errorf("weft %s: %v", match[1], err)
+		}
+	}
 }

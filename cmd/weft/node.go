@@ -19,7 +19,7 @@ import (
 
 func newNode(g *cli.Globals) *cobra.Command {
 	return cli.Group("node", "Manage nodes: the machines that run agents",
-		newNodeList(g), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeRemove(g))
+		g.Watched(newNodeList(g)), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeRemove(g))
 }
 
 func newNodeList(g *cli.Globals) *cobra.Command {
@@ -106,7 +106,7 @@ them. The labels that the node's own agents report stay.`,
 }
 
 func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels []string, out *cli.Output) error {
-	parsed, err := parsePairs(labels)
+	parsed, err := cli.ParsePairs(labels)
 	if err != nil {
 		return err
 	}
@@ -116,22 +116,6 @@ func runNodeLabel(ctx context.Context, api pb.ManagerClient, node string, labels
 	}
 	out.Say("node %s has labels %s", node, cli.OrNone(cli.Pairs(n.GetLabels())))
 	return out.Print(n, nil)
-}
-
-// parsePairs reads KEY=VALUE arguments.
-func parsePairs(args []string) (map[string]string, error) {
-	labels := map[string]string{}
-	for _, arg := range args {
-		k, v, ok := strings.Cut(arg, "=")
-		if !ok || k == "" {
-			return nil, cli.UsageError{Err: fmt.Errorf("label %q: must be KEY=VALUE", arg), Hint: "such as rack=r1"}
-		}
-		if old, twice := labels[k]; twice && old != v {
-			return nil, cli.UsageError{Err: fmt.Errorf("label %q: given twice, as %q and %q", k, old, v)}
-		}
-		labels[k] = v
-	}
-	return labels, nil
 }
 
 func newNodeConfirmDead(g *cli.Globals) *cobra.Command {
@@ -198,8 +182,11 @@ func lastSeen(o *cli.Output, n *pb.Node) (time.Duration, bool) {
 
 func newNodeRemove(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
-		Use:               "remove NODE",
-		Short:             "Remove a node that is off, with its drives; refused while volumes use it",
+		Use:   "remove NODE",
+		Short: "Remove a node that is off, with its drives; refused while volumes use it",
+		Long: `Remove a node that is off, with its drives, and revoke the certificates of its
+target, initiator and CSI driver. Refused while volumes use it. To bring the node
+back, let it join again with a new token.`,
 		Example:           "  weft node remove t3",
 		Args:              cli.Takes("NODE"),
 		ValidArgsFunction: g.CompleteNode,

@@ -17,7 +17,7 @@ import (
 
 func newPool(g *cli.Globals) *cobra.Command {
 	return cli.Group("pool", "Manage pools: sets of drives that volumes can be placed on",
-		newPoolCreate(g), newPoolList(g), newPoolRebalance(g), newPoolDelete(g))
+		newPoolCreate(g), g.Watched(newPoolList(g)), newPoolRebalance(g), newPoolDelete(g))
 }
 
 type poolCreateOptions struct {
@@ -46,7 +46,7 @@ drives.`,
 }
 
 func runPoolCreate(ctx context.Context, api pb.ManagerClient, o poolCreateOptions, out *cli.Output) error {
-	selector, err := parsePairs(o.selector)
+	selector, err := cli.ParsePairs(o.selector)
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func runPoolList(ctx context.Context, api pb.ManagerClient, out *cli.Output) err
 		for _, p := range pools.GetPools() {
 			rows = append(rows, []string{
 				p.GetName(), cli.Pairs(p.GetSelector()), strconv.Itoa(int(p.GetDrives())), cli.Size(p.GetCapacityBytes()),
-				used(p.GetAllocatedBytes(), p.GetCapacityBytes()), rebalancing(p),
+				cli.Used(p.GetAllocatedBytes(), p.GetCapacityBytes()), rebalancing(p),
 			})
 		}
 		cli.Table(w, "POOL SELECTS DRIVES CAPACITY USED REBALANCING", rows...)

@@ -11,8 +11,15 @@ import (
 	"github.com/spf13/pflag"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/console"
 	"weft.dev/weft/cmd/internal/dev"
+	"weft.dev/weft/cmd/internal/explain"
 	"weft.dev/weft/cmd/internal/login"
+	"weft.dev/weft/cmd/internal/manual"
+	"weft.dev/weft/cmd/internal/monitoring"
+	"weft.dev/weft/cmd/internal/support"
+	"weft.dev/weft/cmd/internal/top"
+	"weft.dev/weft/cmd/internal/upgrade"
 )
 
 func newRoot(g *cli.Globals) *cobra.Command {
@@ -41,12 +48,15 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	root.SetVersionTemplate("weft {{.Version}} " + runtime.Version() + "\n")
 	g.AddFlags(root)
 	root.AddCommand(
-		newStatus(g), newExplain(g), newWhatIf(g), newAttach(g), newDetach(g),
+		newStatus(g), top.New(g), explain.New(g, explain.Tools{Drive: resolveDrive, Next: cli.NextCommand}), newWhatIf(g), newAttach(g), newDetach(g),
 		newNode(g), newDrive(g), newPool(g), newVolume(g), newLeg(g), newAttachment(g), newEvent(g),
-		newVolmgr(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g),
-		newDoctor(g), newKubernetes(g), newVersion(g), newCompletion(), newExitCodes(),
+		newVolmgr(g), upgrade.New(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g, diagnose),
+		newDoctor(g), support.New(g), monitoring.New(g), newKubernetes(g), console.New(g), newVersion(g), newCompletion(), manual.New(), newExitCodes(),
 	)
 	root.AddCommand(login.Commands(g, defaultDataDir)...)
+	g.AllowStale(root, "volume list", "volume describe", "node list", "drive list", "pool list", "attachment list", "event list", "explain volume")
+	g.AllowBundle(root, "status", "explain volume", "what-if lose", "volume list", "volume describe", "node list", "drive list", "pool list",
+		"attachment list", "event list", "upgrade status", "volmgr list")
 	return root
 }
 

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"weft.dev/weft/e2e/promtool"
 )
 
 // The scripts in testdata are the promise that the program makes. They run the program itself.
@@ -27,11 +29,11 @@ func TestScripts(t *testing.T) {
 			// No process listens at port 1.
 			env.Setenv("WEFT_MANAGER", "127.0.0.1:1")
 			env.Setenv("WEFT_INSECURE_PLAIN_TCP", "1") // closed.txt is about the rest
-			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"))
+			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"), freePort(env, "FOURTH"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits,
-			"unpack": unpackKept, "includes": includes, "label-version": labelVersion,
+			"unpack": unpackKept, "includes": includes, "conventional": conventional, "label-version": labelVersion,
 		},
 	})
 }
@@ -87,6 +89,20 @@ func awaits(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("%s did not come to match %q (%v):\n%s", args[0], pattern, err, text)
 		}
 	}
+}
+
+// conventional checks that promtool finds no fault with the metrics that were scraped last.
+func conventional(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: conventional")
+	}
+	tool, err := promtool.Path()
+	if err != nil && os.Getenv("CI") != "true" {
+		ts.Logf("not checked: %v", err)
+		return
+	}
+	ts.Check(err)
+	ts.Check(promtool.Lint(tool, ts.ReadFile("stdout")))
 }
 
 // keep stores the last output in a variable: "keep DRIVE".

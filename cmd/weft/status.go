@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -54,7 +53,7 @@ func capacity(allocated, total uint64) string {
 	const width = 30
 	filled := min(width, int(float64(allocated)/float64(total)*width+0.5))
 	bar := strings.Repeat("#", filled) + strings.Repeat(".", width-filled)
-	return fmt.Sprintf("[%s] %s  %s of %s", bar, used(allocated, total), cli.Size(allocated), cli.Size(total))
+	return fmt.Sprintf("[%s] %s  %s of %s", bar, cli.Used(allocated, total), cli.Size(allocated), cli.Size(total))
 }
 
 // tally is a number of things in some state.
@@ -92,25 +91,8 @@ func wrong(w io.Writer, sentences []string) {
 	fmt.Fprint(w, "\nwrong, worst first:\n")
 	for _, sentence := range sentences {
 		fmt.Fprintf(w, "  %s\n", sentence)
-		if next := nextCommand(sentence); next != "" {
+		if next := cli.NextCommand(sentence); next != "" {
 			fmt.Fprintf(w, "      %s\n", next)
 		}
 	}
-}
-
-var subject = regexp.MustCompile(`^(volume|node|drive) "?([a-z0-9._-]+)`)
-
-// nextCommand shows more about the object that a sentence begins with.
-func nextCommand(sentence string) string {
-	found := subject.FindStringSubmatch(sentence)
-	if found == nil || strings.Contains(sentence, "`weft ") {
-		return ""
-	}
-	switch found[1] {
-	case "volume":
-		return "weft explain volume " + found[2]
-	case "node":
-		return `weft event list --object "node ` + found[2] + `"`
-	}
-	return "weft drive list"
 }

@@ -91,6 +91,7 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 		return target.New(target.Config{
 			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
 			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
+			Support: b.support,
 		})
 	})
 }

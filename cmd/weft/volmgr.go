@@ -11,12 +11,14 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/console"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/manager"
 	"weft.dev/weft/proto/pki"
@@ -35,6 +37,8 @@ type volmgrOptions struct {
 	tls             daemon.TLSFiles
 	plain           bool
 	replaceAfter    time.Duration
+	kubernetes      manager.Kubernetes
+	console         console.Served
 }
 
 func newVolmgr(g *cli.Globals) *cobra.Command {
@@ -60,7 +64,8 @@ It never creates a cluster by itself. If the data directory has no store, it say
 what to do and ends; with --await-store it waits for a store instead.`,
 		Example: `  weft volmgr init --data-dir /var/lib/weft/volmgr
   weft volmgr --data-dir /var/lib/weft/volmgr
-  weft volmgr --listen 192.0.2.10:4480 --metrics-listen :9480 --log-format json`,
+  weft volmgr --listen 192.0.2.10:4480 --metrics-listen 9480 --log-format json
+  weft volmgr --console :8480 --console-cert m1.crt --console-key m1.key`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -74,9 +79,13 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store, created by \"weft volmgr init\"")
 	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
+	cmd.Flags().StringVar(&o.console.Listen, "console", "", "`address` at which to show the cluster in browsers; see \"weft console --at\"")
+	cmd.Flags().StringVar(&o.console.Cert, "console-cert", "", "`file` of a certificate that browsers trust; without one, the console is at a loopback address")
+	cmd.Flags().StringVar(&o.console.Key, "console-key", "", "`file` of its private key")
 	o.addListen(cmd, "`address` to answer on")
 	o.addAdvertised(cmd)
-	cmd.AddCommand(newVolmgrInit(g), newVolmgrJoin(g), newVolmgrList(g), newVolmgrRemove(g), newVolmgrTransfer(g),
+	o.kubernetes.AddFlags(cmd)
+	cmd.AddCommand(newVolmgrInit(g), newVolmgrJoin(g), g.Watched(newVolmgrList(g)), newVolmgrRemove(g), newVolmgrReplace(g), newVolmgrTransfer(g),
 		newVolmgrBackup(g), newVolmgrRestore(g), newVolmgrRebuild(g), newVolmgrRecover(g))
 	return cmd
 }
@@ -85,6 +94,9 @@ func runVolmgr(ctx context.Context, o volmgrOptions, stderr io.Writer) error {
 	log, err := o.Logger(stderr)
 	if err != nil {
 		return cli.UsageError{Err: err}
+	}
+	if err := o.console.Check(); err != nil {
+		return err
 	}
 	if err := o.needStore(ctx, log); err != nil {
 		return err
@@ -182,13 +194,44 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if err != nil {
 		return err
 	}
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised,
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised,
 		Keys: keys}
+	if err := o.kubernetes.Apply(&c); err != nil {
+		return err
+	}
 	if !o.onSocket() {
 		c.Socket = volmgr.SocketOf(o.dataDir)
 	}
 	if o.replaceAfter == 0 {
 		c.ReplaceAfter = -1
 	}
-	return storeError(o.dataDir, c.Serve(ctx, listener, log, nil))
+	more, err := o.consoleParts(keys, listener, log)
+	if err != nil {
+		return err
+	}
+	return storeError(o.dataDir, c.Serve(ctx, listener, log, more))
+}
+
+// consoleParts serve the console, if that was asked for. It needs the cluster's own authority, which
+// browsers get their credentials from.
+func (o *volmgrOptions) consoleParts(keys *pki.Keyring, listener net.Listener, log *slog.Logger) (func() ([]daemon.Part, error), error) {
+	if o.console.Listen == "" {
+		return nil, nil
+	}
+	if keys == nil {
+		return nil, cli.UsageError{Err: errors.New("--console: this manager has no authority of its own, whose tokens let browsers in"),
+			Hint: "start it without --tls-ca and --insecure-plain-tcp, or run `weft console` on your machine"}
+	}
+	served := o.console
+	served.Manager, served.Version = reachedHere(listener), version()
+	return func() ([]daemon.Part, error) { return served.Parts(log) }, nil
+}
+
+// reachedHere is where programs of this machine reach a listener.
+func reachedHere(listener net.Listener) string {
+	at, ok := listener.Addr().(*net.TCPAddr)
+	if !ok || !at.IP.IsUnspecified() {
+		return listener.Addr().String()
+	}
+	return net.JoinHostPort("localhost", strconv.Itoa(at.Port))
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
@@ -69,20 +68,7 @@ func (o *volmgrOptions) needStore(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	log.Error("waiting for a store", "data", o.dataDir, "err", err, "hints", startHints(o.dataDir))
-	alive, err := daemon.ServeMetrics(o.Options, log, daemon.NewMetrics(), nil)
-	if err != nil {
-		return err
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	serving, stop := context.WithCancel(ctx)
-	for _, part := range alive {
-		group.Go(func() error { return part.Run(serving) })
-	}
-	group.Go(func() error {
-		defer stop()
-		return o.untilStore(ctx)
-	})
-	return group.Wait()
+	return daemon.WhileWaiting(ctx, o.Options, log, daemon.Readers{TLS: o.tls, Plain: o.plain}, o.untilStore)
 }
 
 // untilStore waits for a store, and until the rebuild that made it has released the manager's

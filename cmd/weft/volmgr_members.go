@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -48,21 +49,24 @@ The command may be repeated with the same directory, also while its manager runs
 		Example: "  weft volmgr join --manager m1:4480 --join m2.token --listen m2:4480 --data-dir /var/lib/weft/volmgr",
 		Args:    cli.Takes(),
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		o.tls, o.plain = g.TLS, g.Plain
-		if err := o.enter(cmd.Context(), g, node, tokenFile); err != nil {
-			return err
-		}
-		return g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
-			return runVolmgrJoin(ctx, api, o, out)
-		})(cmd, args)
-	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return o.join(cmd, g, node, tokenFile) }
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` for the new store")
-	cmd.Flags().StringVar(&tokenFile, "join", os.Getenv("WEFT_JOIN"), "`file` with the token [WEFT_JOIN]")
+	cmd.Flags().StringVar(&tokenFile, "join", os.Getenv("WEFT_JOIN"), "`file` with the token; - for standard input [WEFT_JOIN]")
 	cmd.Flags().StringVar(&node, "node", "", "`name` of this manager, as in the token (default: this host's name)")
 	o.addListen(cmd, "`address` that the new manager will answer on")
 	o.addAdvertised(cmd)
 	return cmd
+}
+
+// join adds a manager, which calls the others with its own credential.
+func (o *volmgrOptions) join(cmd *cobra.Command, g *cli.Globals, node, tokenFile string) error {
+	o.tls, o.plain = g.TLS, g.Plain
+	if err := o.enter(cmd.Context(), g, node, tokenFile); err != nil {
+		return err
+	}
+	return g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
+		return runVolmgrJoin(ctx, api, *o, out)
+	})(cmd, nil)
 }
 
 // enter makes the new manager a member, whose credential the calls to the others then show.
@@ -271,5 +275,80 @@ new leader by themselves. A leader that is told to stop does this too.`,
 			}
 			return nil
 		}),
+	}
+}
+
+func newVolmgrReplace(g *cli.Globals) *cobra.Command {
+	var o volmgrOptions
+	var node, tokenFile string
+	cmd := &cobra.Command{
+		Use:   "replace OLD NEW",
+		Short: "Put a new volume manager in the place of another one",
+		Long: `Put a new volume manager in the place of OLD, which is named as in "weft volmgr
+remove". NEW is the address that the new one answers on. Run the command on its
+machine: it makes the directory as "weft volmgr join" does, with a token from
+"weft token create --role manager", and waits until the manager is started there
+and has caught up. If NEW is a manager already, by its id or address, no
+directory is made. All else is done with your own rights, which must be those of
+an admin.
+
+The new manager gets its vote, leadership goes to it if OLD leads, and then OLD
+is removed. So at no time do fewer managers vote than before. If the command is
+interrupted, repeat it: it goes on from there.`,
+		Example: "  weft volmgr replace m2:4480 m4:4480 --manager m1:4480 --join m4.token --data-dir /var/lib/weft/volmgr",
+		Args:    cli.Takes("OLD", "NEW"),
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		o.listen, o.advertised = args[1], args[1]
+		join := func() error {
+			own := *g // with the credential of the new manager
+			return o.join(cmd, &own, node, tokenFile)
+		}
+		return g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			return runVolmgrReplace(ctx, api, args[0], args[1], join, out)
+		})(cmd, args)
+	}
+	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` for the new manager's store")
+	cmd.Flags().StringVar(&tokenFile, "join", os.Getenv("WEFT_JOIN"), "`file` with the token; - for standard input [WEFT_JOIN]")
+	cmd.Flags().StringVar(&node, "node", "", "`name` of the new manager, as in the token (default: this host's name)")
+	return cmd
+}
+
+// replacePause is how long a command waits before it asks again how far a manager has caught up.
+const replacePause = 300 * time.Millisecond
+
+// runVolmgrReplace puts a manager in the place of another one. join adds it, if it is none yet.
+func runVolmgrReplace(ctx context.Context, api pb.ManagerClient, old, added string, join func() error, out *cli.Output) error {
+	list, err := api.ListManagers(ctx, &pb.ListManagersRequest{})
+	if err != nil {
+		return err
+	}
+	if meant := managersNamed(list.GetManagers(), old); len(meant) == 1 {
+		old = meant[0].GetId() // its address may become that of the new one
+	}
+	meant := managersNamed(list.GetManagers(), added)
+	if len(meant) == 0 {
+		if err := join(); err != nil {
+			return err
+		}
+	}
+	for said := ""; ; {
+		answer, err := api.ReplaceManager(ctx, &pb.ReplaceManagerRequest{Old: old, New: added})
+		if err != nil {
+			return err
+		}
+		if answer.GetWaitsFor() == "" {
+			out.Say("manager %s is replaced by %s", old, added)
+			return out.Print(answer, nil)
+		}
+		if said == "" {
+			said = answer.GetWaitsFor()
+			out.Say("waiting for %s", said)
+		}
+		select {
+		case <-time.After(replacePause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), newVolumeList(g), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.
@@ -48,6 +48,7 @@ type volumeCreateOptions struct {
 	size, chunk     block.Size
 	copies, stripes uint32
 	pool, spread    string
+	authentication  string
 	labels          []string
 	wait            bool
 }
@@ -79,6 +80,7 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes
 	f.Var(sizeFlag{&o.chunk}, block.PropertyChunk.Flag, "`size` of the chunks that go to one column, a power of two (default "+block.PropertyChunk.Default+")")
 	f.StringVar(&o.pool, block.PropertyPool.Flag, block.DefaultPool, "`pool` of drives to place the volume on")
 	f.StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a column")
+	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, block.PropertyAuthentication.Default, "whether hosts and targets prove their identities to one another, as a `word`: require, prefer (wherever both can), or off")
 	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
 	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
@@ -86,7 +88,7 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes
 }
 
 func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOptions, out *cli.Output) error {
-	labels, err := parsePairs(o.labels)
+	labels, err := cli.ParsePairs(o.labels)
 	if err != nil {
 		return err
 	}
@@ -100,7 +102,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
 		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
-		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels,
+		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication,
 	})
 	if err != nil {
 		return err
@@ -108,7 +110,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 	if absent == nil {
 		out.Say("volume %s already exists with these parameters", o.name)
 	} else {
-		out.Say("volume %s is created: %s, %s (columns × copies)", o.name, cli.Size(v.GetSizeBytes()), layout(v.GetLayout()))
+		out.Say("volume %s is created: %s, %s (columns × copies)", o.name, cli.Size(v.GetSizeBytes()), cli.Layout(v.GetLayout()))
 	}
 	if o.wait {
 		if v, err = waitForVolume(ctx, api, v.GetId(), out); err != nil {
@@ -151,9 +153,11 @@ func creating(v *pb.Volume) string {
 
 func newVolumeList(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
-		Use:     "list",
-		Short:   "List the volumes",
-		Example: "  weft volume list\n  weft volume list -o json",
+		Use:   "list",
+		Short: "List the volumes",
+		Long: `List the volumes. With -o wide, show also the SPACE that each takes on drives,
+and its I/O in the last 10s, as "weft top" does.`,
+		Example: "  weft volume list\n  weft volume list -o wide --watch\n  weft volume list -o json",
 		Args:    cli.Takes(),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, _ []string, out *cli.Output) error {
 			return runVolumeList(ctx, api, out)
@@ -166,27 +170,48 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) e
 	if err != nil {
 		return err
 	}
+	headings, more := "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", func(*pb.Volume) []string { return nil }
+	if out.Wide {
+		figures, err := volumeFigures(ctx, api)
+		if err != nil {
+			return err
+		}
+		headings += " SPACE " + cli.RateHeadings
+		more = func(v *pb.Volume) []string {
+			return append([]string{taken(v)}, cli.Rates(figures[v.GetId()])...)
+		}
+	}
 	return out.Print(volumes, func(w io.Writer) {
 		var rows [][]string
 		for _, v := range volumes.GetVolumes() {
-			rows = append(rows, []string{
-				v.GetName(), cli.Size(v.GetSizeBytes()), layout(v.GetLayout()), v.GetPool(), pb.Word(v.GetState()),
+			rows = append(rows, append([]string{
+				v.GetName(), cli.Size(v.GetSizeBytes()), cli.Layout(v.GetLayout()), v.GetPool(), pb.Word(v.GetState()),
 				health(v), attached(v), out.Age(v.GetCreated()),
-			})
+			}, more(v)...))
 		}
-		cli.Table(w, "VOLUME SIZE LAYOUT POOL STATE HEALTH ATTACHED AGE", rows...)
+		cli.Table(w, headings, rows...)
 	})
 }
 
-// layout prints 2×2: stripes × copies.
-func layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
+// volumeFigures are the figures of the volumes by id; none if the manager's version has none.
+func volumeFigures(ctx context.Context, api pb.ManagerClient) (map[string]*pb.Figures, error) {
+	answer, err := api.GetFigures(ctx, &pb.GetFiguresRequest{Of: pb.FiguresOf_FIGURES_OF_VOLUMES})
+	if err != nil && status.Code(err) != codes.Unimplemented {
+		return nil, err
+	}
+	all := map[string]*pb.Figures{}
+	for _, f := range answer.GetFigures() {
+		all[f.GetId()] = f
+	}
+	return all, nil
+}
 
 // attached says where a volume is attached, and the progress of an attachment that is not complete.
 // For a volume shared by many nodes it gives their number.
 func attached(v *pb.Volume) string {
 	const most = 3
 	var nodes []string
-	for _, a := range attachmentsOf(v) {
+	for _, a := range cli.AttachmentsOf(v) {
 		node := a.GetNode()
 		if a.GetState() != pb.AttachmentState_ATTACHMENT_STATE_ATTACHED {
 			node += " (" + pb.Word(a.GetState()) + ")"
@@ -220,7 +245,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 	return out.Print(v, func(w io.Writer) {
 		describeVolume(w, v, out)
 		fmt.Fprintln(w)
-		describeAttachments(w, attachmentsOf(v), out)
+		describeAttachments(w, cli.AttachmentsOf(v), out)
 		fmt.Fprintln(w)
 		describeLegs(w, v.GetLegs(), out)
 		describeScrubs(w, v, out)
@@ -247,6 +272,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
 		"scrub", scrubSchedule(v),
 		"rebuild rate", cmp.Or(rebuildRate(v), "no limit"),
+		"authentication", v.GetAuthentication(),
 		"age", out.Age(v.GetCreated()),
 	)
 }
@@ -259,8 +285,16 @@ func health(v *pb.Volume) string {
 	return pb.Word(v.GetHealth())
 }
 
-// space formats how much drive space a volume occupies: whole extents, for each copy.
+// space formats how much drive space a volume occupies.
 func space(v *pb.Volume) string {
+	if text := taken(v); text != "" {
+		return text + " on drives"
+	}
+	return ""
+}
+
+// taken is the drive space that a volume occupies: whole extents, for each copy.
+func taken(v *pb.Volume) string {
 	var extents uint64
 	for _, leg := range v.GetLegs() {
 		for _, e := range leg.GetExtents() {
@@ -270,7 +304,7 @@ func space(v *pb.Volume) string {
 	if extents == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s on drives", cli.Size(extents*uint64(block.ExtentSize)))
+	return cli.Size(extents * uint64(block.ExtentSize))
 }
 
 // volumeSize is the exact size, plus the size to which the volume is growing.
@@ -302,6 +336,9 @@ func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {
 		"state", pb.Word(a.GetState()) + " for " + out.Age(a.GetSince()),
 		"device", a.GetDevice(),
 	}
+	if with := a.GetAuthenticatesWith(); len(with) > 0 {
+		all = append(all, "authenticates with", strings.Join(with, ", "))
+	}
 	if a.GetWaitingFor() != "" {
 		all = append(all, "waiting for", a.GetWaitingFor())
 	}
@@ -313,7 +350,7 @@ func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {
 
 // copied is the progress of a resync.
 func copied(a *pb.Attachment) string {
-	return fmt.Sprintf("%s of %s (%s)", cli.Size(a.GetResyncDoneBytes()), cli.Size(a.GetResyncTotalBytes()), used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
+	return fmt.Sprintf("%s of %s (%s)", cli.Size(a.GetResyncDoneBytes()), cli.Size(a.GetResyncTotalBytes()), cli.Used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
 }
 
 func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
@@ -369,7 +406,7 @@ func describeRebuilds(w io.Writer, v *pb.Volume, out *cli.Output) {
 		speed := ""
 		switch {
 		case r.GetEnded() == nil:
-			state, took = used(r.GetDoneBytes(), r.GetTotalBytes()), ""
+			state, took = cli.Used(r.GetDoneBytes(), r.GetTotalBytes()), ""
 			if r.GetBytesPerSecond() > 0 {
 				speed = cli.Size(r.GetBytesPerSecond()) + "/s"
 				state += ", " + r.GetLeft().AsDuration().String() + " left"

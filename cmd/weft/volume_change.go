@@ -108,13 +108,14 @@ type volumeSetOptions struct {
 	labels            []string
 	every, rate       string // empty: unchanged
 	rebuildRate       string // likewise
+	authentication    string // likewise
 }
 
 func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var o volumeSetOptions
 	cmd := &cobra.Command{
-		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE]",
-		Short: "Change a volume's copies, labels, scrubs, rebuilds, or recorded use",
+		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE] [--authentication WORD]",
+		Short: "Change a volume's copies, labels, scrubs, rebuilds, authentication, or use",
 		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.
@@ -139,12 +140,19 @@ a time. A schedule uses the manager's clock.
 With --rebuild-rate, a host on the user-space path copies no more than that to
 legs in a second, all legs of the volume together. At any rate, it copies more
 slowly while that makes other I/O take more than twice as long, down to 8 MiB a
-second. A host on the kernel's path ignores the rate.`,
+second. A host on the kernel's path ignores the rate.
+
+With --authentication require, the volume's hosts and targets prove their
+identities to one another with keys that the manager makes for each grant, and
+the volume is not attached where one of them cannot. With prefer they do so
+wherever both can, and with off never. A change takes effect when the volume is
+attached the next time; "weft explain volume" says what is in force.`,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
   weft volume set db1 --copies 3
   weft volume set db1 --scrub-every 7d --scrub-rate 50MiB
   weft volume set db1 --scrub-every off
   weft volume set db1 --rebuild-rate 500MiB
+  weft volume set db1 --authentication require
   weft volume set db1 --formatted none`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
@@ -160,6 +168,7 @@ second. A host on the kernel's path ignores the rate.`,
 	f.StringVar(&o.every, "scrub-every", "", "compare the copies that often: a `time` such as 7d or 12h, from 1h; \"off\" for never")
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	f.StringVar(&o.rebuildRate, "rebuild-rate", "", "most that is copied to legs in a second, as a `size` from 1MiB; \"off\" for no limit")
+	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, "", "whether hosts and targets prove their identities to one another from the next attach on, as a `word`: require, prefer (wherever both can), or off")
 	return cmd
 }
 
@@ -221,17 +230,17 @@ func parseDays(text string) (time.Duration, error) {
 }
 
 func (o volumeSetOptions) changeNothing() bool {
-	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "" && o.rebuildRate == ""
+	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "" && o.rebuildRate == "" && o.authentication == ""
 }
 
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
 	switch {
 	case o.changeNothing():
-		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate, --authentication or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
 	}
-	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted, Copies: o.copies}
+	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted, Copies: o.copies, Authentication: o.authentication}
 	if err := o.setLabels(r); err != nil {
 		return err
 	}
@@ -257,6 +266,9 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	if o.rebuildRate != "" {
 		out.Say("legs of volume %s are copied at %s", v.GetName(), cmp.Or(rebuildRate(v), "any rate"))
 	}
+	if o.authentication != "" {
+		out.Say("authentication of volume %s: %s, from the next attach on", v.GetName(), v.GetAuthentication())
+	}
 	return out.Print(v, nil)
 }
 
@@ -279,7 +291,7 @@ func (o volumeSetOptions) setLabels(r *pb.UpdateVolumeRequest) (err error) {
 		}
 		set = append(set, change)
 	}
-	if r.SetLabels, err = parsePairs(set); err != nil {
+	if r.SetLabels, err = cli.ParsePairs(set); err != nil {
 		return err
 	}
 	for _, key := range r.RemoveLabels {

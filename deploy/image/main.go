@@ -18,16 +18,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/deploy/binary"
 )
 
 // programs are the distribution's programs in the image, by path, with the package that
@@ -83,7 +81,7 @@ func build(ctx context.Context, o options) (digest string, err error) {
 	both.Go(func() (err error) {
 		if o.program == "" {
 			o.program = filepath.Join(work, "weft")
-			if err := buildWeft(running, o.program, o.release); err != nil {
+			if err := binary.Build(running, o.program, o.release, ""); err != nil {
 				return err
 			}
 		}
@@ -93,7 +91,7 @@ func build(ctx context.Context, o options) (digest string, err error) {
 	if err := both.Wait(); err != nil {
 		return "", err
 	}
-	i, err := newImage(o, describe(ctx), base, ours)
+	i, err := newImage(o, binary.Describe(ctx), base, ours)
 	if err != nil {
 		return "", err
 	}
@@ -103,15 +101,6 @@ func build(ctx context.Context, o options) (digest string, err error) {
 		return "", err
 	}
 	return i.manifest.Digest, nil
-}
-
-func buildWeft(ctx context.Context, to, release string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w -X main.release="+release, "-o", to, "weft.dev/weft/cmd/weft")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build weft: %w\n%s", err, out)
-	}
-	return nil
 }
 
 // distribution is the layer with the distribution's files.
@@ -134,33 +123,6 @@ func distribution(ctx context.Context) (tree, error) {
 		base[dir] = file{mode: 0o755}
 	}
 	return base, nil
-}
-
-// source describes the sources of an image.
-type source struct {
-	revision string // commit; "" if unknown
-	created  time.Time
-}
-
-// describe asks git, if it is installed. SOURCE_DATE_EPOCH overrides the commit's time
-// (reproducible-builds.org).
-func describe(ctx context.Context) source {
-	s := source{created: time.Unix(0, 0).UTC()}
-	out, err := exec.CommandContext(ctx, "git", "log", "-1", "--format=%H %ct").Output()
-	if revision, seconds, ok := strings.Cut(strings.TrimSpace(string(out)), " "); err == nil && ok {
-		s.revision = revision
-		s.created = unixTime(seconds, s.created)
-	}
-	s.created = unixTime(os.Getenv("SOURCE_DATE_EPOCH"), s.created)
-	return s
-}
-
-func unixTime(seconds string, otherwise time.Time) time.Time {
-	n, err := strconv.ParseInt(seconds, 10, 64)
-	if err != nil {
-		return otherwise
-	}
-	return time.Unix(n, 0).UTC()
 }
 
 // architecture is the architecture of the image, the same as this machine's.

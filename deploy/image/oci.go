@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/deploy/binary"
 )
 
 // Media types of the OCI image format, 1.1.
@@ -93,8 +95,8 @@ type image struct {
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
 // newImage makes an image of two layers: one that rarely changes, and one with our program.
-func newImage(o options, from source, base, ours tree) (*image, error) {
-	created := from.created.Format(time.RFC3339)
+func newImage(o options, from binary.Source, base, ours tree) (*image, error) {
+	created := from.Created.Format(time.RFC3339)
 	labels := labelsOf(o, from)
 	i := &image{reference: o.name + ":" + o.version, tag: o.version, blobs: map[string][]byte{}}
 	c := config{
@@ -135,7 +137,7 @@ func newImage(o options, from source, base, ours tree) (*image, error) {
 }
 
 // labelsOf are the annotations that OCI defines (image-spec, annotations.md).
-func labelsOf(o options, from source) map[string]string {
+func labelsOf(o options, from binary.Source) map[string]string {
 	labels := map[string]string{
 		"org.opencontainers.image.title":       "weft",
 		"org.opencontainers.image.description": "Block storage over NVMe-oF: volume manager, agents, CSI driver",
@@ -143,10 +145,10 @@ func labelsOf(o options, from source) map[string]string {
 		"org.opencontainers.image.licenses":    "Apache-2.0",
 		"org.opencontainers.image.url":         "https://weft.dev",
 		"org.opencontainers.image.version":     o.version,
-		"org.opencontainers.image.created":     from.created.Format(time.RFC3339),
+		"org.opencontainers.image.created":     from.Created.Format(time.RFC3339),
 	}
-	if from.revision != "" {
-		labels["org.opencontainers.image.revision"] = from.revision
+	if from.Revision != "" {
+		labels["org.opencontainers.image.revision"] = from.Revision
 	}
 	return labels
 }

@@ -61,8 +61,13 @@ type securityContext struct {
 }
 
 type volume struct {
-	Name     string
-	HostPath *struct{ Path string }
+	Name      string
+	HostPath  *struct{ Path string }
+	Projected struct {
+		Sources []struct {
+			ServiceAccountToken struct{ Audience string }
+		}
+	}
 }
 
 type volumeMount struct {

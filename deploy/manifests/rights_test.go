@@ -52,6 +52,8 @@ func TestOnlyTheseHaveRights(t *testing.T) {
 		{"Role weft-csi-controller", account},
 		{"ClusterRole weft-node", "ServiceAccount " + namespace + "/weft-node"},
 		{"ClusterRole weft-node", "ServiceAccount " + namespace + "/weft-target"},
+		{"ClusterRole weft-volmgr", "ServiceAccount " + namespace + "/weft-volmgr"},
+		{"Role weft-volmgr", "ServiceAccount " + namespace + "/weft-volmgr"},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(grant{})); diff != "" {
 		t.Errorf("bindings (-want +got):\n%s", diff)
@@ -72,8 +74,8 @@ func TestOfTheNodeOnlyThesePathsAreUsed(t *testing.T) {
 	want := map[string][]string{
 		"weft-controller": nil,
 		"weft-volmgr":     nil,
-		"weft-target":     {"/dev", "/lib/modules", "/sys"},
-		"weft-node":       {"/dev", "/lib/modules", "/run/weft", "/sys", "/var/lib/kubelet", "/var/lib/kubelet/plugins/csi.weft.dev", "/var/lib/weft/initiator"},
+		"weft-target":     {"/dev", "/lib/modules", "/sys", "/var/lib/weft/target"},
+		"weft-node":       {"/dev", "/lib/modules", "/run/weft", "/sys", "/var/lib/kubelet", "/var/lib/kubelet/plugins/csi.weft.dev", "/var/lib/weft/csi", "/var/lib/weft/initiator"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("host paths (-want +got):\n%s", diff)
@@ -128,8 +130,32 @@ func TestTokensAreWhereTheyAreNeeded(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	if want := []string{"weft-node/csi", "weft-node/initiator", "weft-node/labels", "weft-target/labels"}; !slices.Equal(got, want) {
+	if want := []string{"weft-node/csi", "weft-node/initiator", "weft-node/labels", "weft-target/labels", "weft-volmgr/volmgr"}; !slices.Equal(got, want) {
 		t.Errorf("a token is in %v, want %v", got, want)
+	}
+}
+
+// The token that a pod joins with is good for Weft's managers alone: Kubernetes' own API refuses its
+// audience.
+func TestPodsJoinWithATokenForWeftAlone(t *testing.T) {
+	var got []string
+	for name, pod := range pods(kept(t)) {
+		for _, c := range append(pod.InitContainers, pod.Containers...) {
+			for _, m := range c.VolumeMounts {
+				if m.Name == "join" {
+					got = append(got, name+"/"+c.Name)
+				}
+			}
+		}
+		for _, v := range pod.Volumes {
+			if v.Name == "join" && v.Projected.Sources[0].ServiceAccountToken.Audience != "weft" {
+				t.Errorf("%s: %+v", name, v)
+			}
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"weft-controller/csi", "weft-node/csi", "weft-node/initiator", "weft-target/target"}; !slices.Equal(got, want) {
+		t.Errorf("a token to join with is in %v, want %v", got, want)
 	}
 }
 

@@ -303,9 +303,10 @@ func (t *actor) do(s *volume.Seen, o volume.Order) error {
 	case volume.ResumeIO:
 		t.stack().Held = false
 	case volume.RecordStale:
-		in := cluster.RecordStale{Node: hostName(h.Index), Volume: t.volume, Epoch: h.Memory.Epoch}
+		in := cluster.RecordStale{Node: hostName(h.Index), Volume: t.volume, Epoch: h.Memory.Epoch, Revisions: map[block.LegID]uint64{}}
 		for _, l := range o.Legs {
 			in.Legs = append(in.Legs, l.Leg)
+			in.Revisions[l.Leg] = l.Revision
 		}
 		return t.requestStale(in, o.Legs)
 	case volume.FlushLegs:

@@ -17,8 +17,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/initiator"
 	"weft.dev/weft/initiator/userspace"
@@ -36,10 +38,11 @@ type cluster struct {
 	log       *slog.Logger
 	network   *network
 	managers  []*managerHost
-	members   int    // how many managers there are; 0: 1
-	quorum    bool   // they share their records; more than one always do
-	stores    string // the directory of their stores
-	addresses string // of all managers
+	members   int           // how many managers there are; 0: 1
+	levels    []block.Level // that the managers know, in their order; nil: all know the newest. The store is from before levels
+	quorum    bool          // they share their records; more than one always do
+	stores    string        // the directory of their stores
+	addresses string        // of all managers
 	id        block.ClusterID
 	targets   []*targetHost
 	clients   []*clientHost
@@ -51,11 +54,13 @@ type cluster struct {
 	pass      func(time.Duration)
 	random    *mathrand.Rand // chooses the behavior of the daemons' surroundings
 	clock     atomic.Int64   // the error of the manager's wall clock
+	applied   atomic.Uint64  // the newest entry of a quorum's log that a manager has committed
 
 	operator     pb.ManagerClient
 	hangUp       func() error
-	lie          grpc.UnaryClientInterceptor // intercepts the initiators' calls; nil: none
-	users        users                       // the users of the devices
+	lie          grpc.UnaryClientInterceptor  // intercepts the initiators' calls; nil: none
+	overhear     grpc.StreamClientInterceptor // intercepts the initiators' streams; nil: none
+	users        users                        // the users of the devices
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
@@ -264,7 +269,12 @@ type host struct {
 	process *process // nil while it is down
 	old     *process // its predecessor, already unknown to the network
 	doubled bool     // a second agent was started beside it
+
+	served atomic.Pointer[prometheus.Collector] // the metrics of its newest agent
 }
+
+// serve notes an agent whose metrics are served.
+func (h *host) serve(metrics prometheus.Collector) { h.served.Store(&metrics) }
 
 // machine is where the process runs; nil while it is down.
 func (h *host) machine() *machine {
@@ -399,6 +409,7 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
+	h.serve(agent)
 	return func(ctx context.Context) error {
 		defer conn.Close()
 		return agent.Run(ctx)
@@ -433,8 +444,14 @@ func (r reports) SendMsg(m any) error {
 		report = proto.CloneOf(report)
 		p := r.target.platter
 		p.mu.Lock()
+		if p.problem != nil {
+			report.Problems = append(report.Problems, p.problem)
+		}
 		for _, d := range report.GetDevices() {
 			d.VolatileCache = p.volatile
+			if p.smart != nil {
+				d.Health = &pb.DriveHealth{Time: timestamppb.Now(), Smart: p.smart}
+			}
 		}
 		p.mu.Unlock()
 		m = report
@@ -492,6 +509,9 @@ func (h *clientHost) agent(at *machine) func(context.Context) error {
 	if c.lie != nil {
 		options = append(options, grpc.WithUnaryInterceptor(c.lie))
 	}
+	if c.overhear != nil {
+		options = append(options, grpc.WithStreamInterceptor(c.overhear))
+	}
 	conn := c.dialManager(at, options...)
 	agent, err := initiator.New(initiator.Config{
 		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn), Next: conn.Next,
@@ -514,6 +534,7 @@ func (h *clientHost) agent(at *machine) func(context.Context) error {
 	if err != nil {
 		c.t.Fatalf("%v", err)
 	}
+	h.serve(agent)
 	return func(ctx context.Context) error {
 		defer conn.Close()
 		return agent.Run(ctx)

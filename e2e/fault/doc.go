@@ -19,6 +19,9 @@
 // messages, freeze and go on, hand leadership over, are removed, lose their disks, and come back as
 // new members. A clerk calls their API all the time, and knows what was acknowledged.
 //
+// In another test callers only use the API of three managers. What they were told must be
+// linearizable: see TestTheAPIIsLinearizable.
+//
 // Some faults come on their own, at any time. Others are plots: a few faults in the order that
 // a guard is meant for, such as a host that is fenced while a drive still holds back its
 // writes. A host that loses a volume by force keeps using it. Processes freeze while their

@@ -3,6 +3,7 @@
 package fault
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -19,8 +22,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr"
 	kept "weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/replicated"
 )
@@ -33,6 +38,8 @@ type managerHost struct {
 	member  quorum.ID // what it is in the quorum; 0: there is no quorum, or it is no member yet
 
 	replaced bool // it is about to become a new member
+
+	level block.Level // the newest that it knows; 0: that of this program
 }
 
 // managing is one run of the manager, with control over its commits and, in a quorum, its disk.
@@ -44,6 +51,8 @@ type managing struct {
 
 	mu    sync.Mutex
 	takes time.Duration // the most that a commit takes
+	sure  bool          // it takes itself for the leader, and what it decides for durable, without asking the others
+	heard bool          // since then, an agent has told it that it follows a later one
 	trap  trap
 	off   chan struct{} // closed when the power goes
 	lost  bool          // off is closed
@@ -74,7 +83,7 @@ func (c *cluster) newManagers() {
 func (h *managerHost) address() string { return h.name + ":4480" }
 
 func (h *managerHost) config() volmgr.Config {
-	return volmgr.Config{Dir: h.store, Version: "fault", Log: h.cluster.log.With("node", h.name)}
+	return volmgr.Config{Dir: h.store, Version: "fault", Level: h.level, Log: h.cluster.log.With("node", h.name)}
 }
 
 // initStore creates a new cluster in the first manager's store directory.
@@ -85,6 +94,12 @@ func (c *cluster) initStore() {
 		c.t.Fatalf("%v", err)
 	}
 	c.id = id
+	for i, level := range c.levels {
+		c.managers[i].level = level
+	}
+	if c.levels != nil {
+		c.withoutLevel(c.managers[0])
+	}
 }
 
 // startManager starts all managers. Those without a store join the others.
@@ -116,6 +131,7 @@ func (h *managerHost) start() {
 	config.Commit = func(records []kept.Record, commit func([]kept.Record) error) error {
 		return c.commit(m, records, commit)
 	}
+	config.Confirm = m.confirm
 	if c.quorum {
 		config.Quorum = h.quorum(m)
 	}
@@ -185,9 +201,13 @@ func stepped(t time.Time, by time.Duration) time.Time {
 // that was under way when the power went is later there as a whole or not at all.
 func (c *cluster) commit(m *managing, records []kept.Record, commit func([]kept.Record) error) error {
 	m.mu.Lock()
-	trap, takes := m.trap, m.takes
+	trap, takes, sure := m.trap, m.takes, m.sure
 	m.trap = trapNone
 	m.mu.Unlock()
+	if sure {
+		m.set(func() { m.heard = m.heard || tellsOfALaterTerm(records) })
+		return nil
+	}
 	switch trap {
 	case trapBefore: // so that a premature answer can get out
 		time.Sleep(20 * time.Millisecond)
@@ -211,10 +231,40 @@ func (c *cluster) commit(m *managing, records []kept.Record, commit func([]kept.
 		}
 	}
 	err := commit(records)
+	if err == nil && c.quorum {
+		c.hasApplied(m.manager.Member().Status().Applied.Index)
+	}
 	if m.isOff() {
 		err = errors.Join(err, errNoPower)
 	}
 	return err
+}
+
+// hasApplied notes that an entry is committed, before anybody is told.
+func (c *cluster) hasApplied(index uint64) {
+	for {
+		if was := c.applied.Load(); was >= index || c.applied.CompareAndSwap(was, index) {
+			return
+		}
+	}
+}
+
+// tellsOfALaterTerm reports whether records hold the event that an agent follows a later manager.
+func tellsOfALaterTerm(records []kept.Record) bool {
+	return slices.ContainsFunc(records, func(r kept.Record) bool {
+		return strings.HasPrefix(r.Key, "e/") && bytes.Contains(r.Value, []byte(event.ManagerReplaced))
+	})
+}
+
+// confirm stands between the manager and the others when it asks them whether it still leads.
+func (m *managing) confirm(confirm func() error) error {
+	m.mu.Lock()
+	sure := m.sure
+	m.mu.Unlock()
+	if sure {
+		return nil
+	}
+	return confirm()
 }
 
 func (m *managing) isOff() bool {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/userspace"
 )
@@ -40,6 +41,8 @@ type platter struct {
 	readable bool          // while it hangs, reads are answered
 	err      error         // the answer to all IO
 	badData  error         // the answer to reads and writes of data
+	smart    *pb.SmartLog  // what its health log says; nil: it has none
+	problem  *pb.Problem   // that its target reports; nil: none
 	refusal  error         // the answer to writes
 	cacheErr error         // the answer to flushes, each of which then loses what it should make durable
 	lie      func(op) bool // whether to answer a write or flush without doing it

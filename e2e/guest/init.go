@@ -22,6 +22,10 @@ func Init() {
 	if err := mountAll(earlyMounts()); err != nil {
 		fmt.Println("weft-init:", err)
 	}
+	if wantsUserland() {
+		fmt.Println("weft-init: enter the userland:", enterUserland())
+		reset()
+	}
 	_ = os.Setenv("PATH", "/tools/bin:/bin:/sbin")
 	_ = os.Setenv("HOME", "/root")
 	_ = os.Setenv("TMPDIR", "/tmp")
@@ -64,7 +68,7 @@ func ServePort() error {
 			return fmt.Errorf("load module %s: %w", m, err)
 		}
 	}
-	port, err := openPort(10 * time.Second)
+	port, err := openPort(portLimit)
 	if err != nil {
 		return err
 	}
@@ -83,6 +87,8 @@ func release() string {
 	}
 	return unix.ByteSliceToString(u.Release[:])
 }
+
+const portLimit = 10 * time.Second
 
 // openPort waits for the control port. The host sends the port's name only after the driver
 // is bound.

@@ -21,17 +21,22 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// Service addresses of the API server and of the manager. The test does kube-proxy's work
-// for them, and replaces the manager's DNS name by its address.
-const (
-	apiService     = "10.0.0.1"
-	managerService = "10.0.0.20"
-)
+// apiService is the address of the API server's Service. The test does kube-proxy's work.
+const apiService = "10.0.0.1"
+
+// managers is how many the chart runs.
+const managers = 3
+
+// managerPod is the pod of a manager, and managerService its Service's name, which hosts files give the
+// address managerIP: the lab has no DNS.
+func managerPod(i int) string     { return fmt.Sprintf("weft-volmgr-%d", i) }
+func managerService(i int) string { return managerPod(i) + "." + namespace + ".svc" }
+func managerIP(i int) string      { return fmt.Sprintf("10.0.0.%d", 20+i) }
 
 // TestChartRunsWeft runs everything that the chart installs, as pods of the image; the lab
-// runs no Weft process itself. It changes the manifests in four places: there is one manager, which is
-// reached by address, the machine's /lib/modules is not mounted, and a file serves as
-// drive.
+// runs no Weft process itself. It changes the manifests in four places: the managers' names are in the
+// pods' hosts files, two managers may be on one of the lab's two nodes, the machine's /lib/modules is
+// not mounted, and a file serves as drive.
 func TestChartRunsWeft(t *testing.T) {
 	l := Start(t, Options{Empty: true})
 	t.Cleanup(func() {
@@ -40,34 +45,39 @@ func TestChartRunsWeft(t *testing.T) {
 		}
 	})
 	l.must(l.serve(apiService+":443", func() (string, error) { return controlAddress + ":6443", nil }))
-	l.must(l.serve(managerService+":4480", func() (string, error) {
-		ip, err := l.TryKubectl("--namespace="+namespace, "get", "pod", "weft-volmgr-0", "--output=jsonpath={.status.podIP}")
-		return ip + ":4480", err
-	}))
+	for i := range managers {
+		l.must(l.serve(managerIP(i)+":4480", func() (string, error) {
+			ip, err := l.TryKubectl("--namespace="+namespace, "get", "pod", managerPod(i), "--output=jsonpath={.status.podIP}")
+			return ip + ":4480", err
+		}))
+	}
 	for _, n := range l.Nodes {
 		_, network, err := net.ParseCIDR(podNetwork(n.id.N))
 		l.must(err)
 		l.must(netlink.RouteAdd(&netlink.Route{Dst: network, Gw: net.ParseIP(nodeAddress(n.id.N))}))
-		l.must(os.MkdirAll(n.file("var/store"), 0o755))
-		l.must(os.Chmod(n.file("var/store"), 0o777))
+		for i := range managers {
+			store := n.file(fmt.Sprintf("var/store%d", i))
+			l.must(os.MkdirAll(store, 0o755))
+			l.must(os.Chmod(store, 0o777))
+		}
 		_, err = n.Run("truncate", "--size=4G", "/dev/weft/drive")
 		l.must(err)
 	}
 	l.importChart()
 	start := time.Now()
 	l.Kubectl("label", "node", "--all", "weft.dev/storage=true")
-	l.Apply(storeVolume)
-	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "storageclasses", "volmgr", "target", "node", "controller"} {
+	for i := range managers {
+		l.Apply(storeVolume(i, l.Nodes[i%len(l.Nodes)].Name))
+	}
+	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "rbac-volmgr", "storageclasses", "volmgr", "target", "node", "controller"} {
 		l.Apply(chartFile(t, file))
 	}
-	eventually(l, 3*time.Minute, "the cluster is begun", func(context.Context) error {
-		_, err := weft(l, "volmgr", "init", "--data-dir=/var/lib/weft/volmgr/store")
-		return err
-	})
+	beginCluster(l)
 	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller"} {
 		l.rolledOut(what)
 	}
 	t.Logf("Weft runs after %v", time.Since(start).Round(time.Millisecond))
+	onlyMembersAreAnswered(l)
 	for _, n := range l.Nodes {
 		eventually(l, time.Minute, "a drive is added", func(context.Context) error {
 			_, err := weft(l, "drive", "add", n.Name, "/dev/weft/drive")
@@ -84,12 +94,81 @@ func TestChartRunsWeft(t *testing.T) {
 	is(t, "the file", sh(l, "user", "cat /data/file"), "here it is")
 	sample(t, l)
 	claimIsTold(l)
+	leaderDies(l)
 	l.nobodyWasForbidden()
 	remove(l, "pod/user", "pod/train", "pvc/data", "pvc/checkpoints")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
 		out, err := l.TryKubectl("get", "pv", "--output=name")
-		if err == nil && strings.TrimSpace(out) != "persistentvolume/store" {
+		if err == nil && strings.Count(out, "\n") != managers { // their stores
 			err = fmt.Errorf("there is %s", out)
+		}
+		return err
+	})
+}
+
+// beginCluster does what the guide says, once: it makes the cluster, lets the other managers join, and
+// logs a person in.
+func beginCluster(l *Lab) {
+	l.t.Helper()
+	const store = "--data-dir=/var/lib/weft/volmgr/store"
+	exec := func(in string, i int, args ...string) (string, error) {
+		return l.kubectl(in, append([]string{"--namespace=" + namespace, "exec", "--stdin", managerPod(i), "--", "weft"}, args...)...)
+	}
+	var all []string
+	for i := range managers {
+		all = append(all, managerService(i)+":4480")
+		eventually(l, 3*time.Minute, managerPod(i)+" has a store", func(context.Context) error {
+			if i == 0 {
+				_, err := exec("", 0, "volmgr", "init", store)
+				return err
+			}
+			token, err := exec("", 0, "token", "create", "--node="+managerPod(i), "--role=manager")
+			if err != nil {
+				return err
+			}
+			_, err = exec(token, i, "volmgr", "join", "--join=-", "--manager="+all[0], "--address="+all[i], store)
+			return err
+		})
+	}
+	token, err := exec("", 0, "token", "create", "--person=ada", "--role=admin")
+	l.must(err)
+	_, err = exec(token, 0, "login", "--token-file=-", "--manager="+strings.Join(all, ","))
+	l.must(err)
+}
+
+// leaderDies deletes the pod of the manager that leads: another one leads, and a claim gets its volume.
+func leaderDies(l *Lab) {
+	l.t.Helper()
+	eventually(l, time.Minute, "all managers vote", func(context.Context) error {
+		out, err := weft(l, "volmgr", "list")
+		if n := len(regexp.MustCompile(` (leader|follower) `).FindAllString(out, -1)); err == nil && n != managers {
+			err = fmt.Errorf("%d do:\n%s", n, out)
+		}
+		return err
+	})
+	_, err := weft(l, "volmgr", "transfer", managerService(1)+":4480") // commands run in the first one's pod
+	l.must(err)
+	before := time.Now()
+	l.Kubectl("--namespace="+namespace, "delete", "pod", managerPod(1), "--grace-period=0", "--force")
+	sh(l, "user", "echo and more >> /data/file; sync")
+	l.Apply(claim{name: "late", class: "weft-mirrored"}.String() + pod{name: "late", claim: "late"}.String())
+	ready(l, "late")
+	l.t.Logf("a pod has a new volume %v after the loss of the manager that led", time.Since(before).Round(time.Millisecond))
+	remove(l, "pod/late", "pvc/late")
+}
+
+// onlyMembersAreAnswered checks that the manager refuses a stranger, and that pods have joined.
+func onlyMembersAreAnswered(l *Lab) {
+	l.t.Helper()
+	if out, err := weft(l, "status", "--manager=127.0.0.1:4480", "--insecure-plain-tcp", "--timeout=5s"); err == nil {
+		l.t.Errorf("a stranger is answered:\n%s", out)
+	}
+	eventually(l, 3*time.Minute, "the pods have joined", func(context.Context) error {
+		out, err := weft(l, "access", "list")
+		for _, want := range []string{"person ada (admin)", "node n1 (target)", "node n1 (initiator)", "node n2 (csi)"} {
+			if err == nil && !strings.Contains(out, want) {
+				err = fmt.Errorf("%s has not:\n%s", want, out)
+			}
 		}
 		return err
 	})
@@ -176,34 +255,41 @@ func chartFile(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	manifest := regexp.MustCompile(`(--manager=)weft-volmgr\S*`).ReplaceAllString(string(text), "${1}"+managerService+":4480")
-	if name == "volmgr" { // one for the lab's two nodes
-		manifest = strings.Replace(manifest, "replicas: 3\n", "replicas: 1\n", 1)
+	var hosts strings.Builder
+	hosts.WriteString("      hostAliases:\n")
+	for i := range managers {
+		fmt.Fprintf(&hosts, "        - {ip: %s, hostnames: [%s]}\n", managerIP(i), managerService(i))
 	}
-	manifest = strings.NewReplacer(
+	manifest := strings.NewReplacer(
 		"path: /lib/modules", "path: /var/lib/modules",
-	).Replace(manifest)
+		"      serviceAccountName:", hosts.String()+"      serviceAccountName:",
+	).Replace(string(text))
+	if name == "volmgr" {
+		manifest = regexp.MustCompile(`(?s)      affinity:\n.*?(      priorityClassName:)`).ReplaceAllString(manifest, "${1}")
+	}
 	if name == "target" {
 		manifest = strings.Replace(manifest, "- --datapath=auto\n", "- --datapath=auto\n            - --drive-file=/dev/weft/drive\n", 1)
 	}
 	return manifest
 }
 
-// storeVolume is the volume for the manager's claim.
-const storeVolume = `apiVersion: v1
+// storeVolume is the volume for the claim of a manager.
+func storeVolume(i int, node string) string {
+	return fmt.Sprintf(`apiVersion: v1
 kind: PersistentVolume
-metadata: {name: store}
+metadata: {name: store%[1]d}
 spec:
   capacity: {storage: 10Gi}
   accessModes: [ReadWriteOnce]
   persistentVolumeReclaimPolicy: Retain
-  claimRef: {namespace: weft-system, name: store-weft-volmgr-0}
-  hostPath: {path: /var/store}
+  claimRef: {namespace: weft-system, name: store-weft-volmgr-%[1]d}
+  hostPath: {path: /var/store%[1]d}
   nodeAffinity:
     required:
       nodeSelectorTerms:
-      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [n1]}]
-`
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[2]s]}]
+`, i, node)
+}
 
 // importChart builds Weft's image, and images of the sidecar programs, and imports them on
 // the nodes.

@@ -26,48 +26,57 @@ const module = "weft.dev/weft"
 // import: cmd → components → raid → proto/block. Components never import one
 // another; what one needs of another is in proto.
 var arrows = map[string][]string{
-	"proto/block":       {},
-	"proto/pb":          {},
-	"proto/access":      {"proto/block", "proto/pb"},
-	"proto/agentlock":   {},
-	"proto/authority":   {"proto/block", "proto/durable"},
-	"proto/durable":     {},
-	"proto/parts":       {"proto/pb"},
-	"proto/pki":         {"proto/access", "proto/block", "proto/durable"},
-	"proto/pages":       {"proto/pb"},
-	"proto/managers":    {"proto/pb"},
-	"raid":              {"proto/block"},
-	"raid/dm":           {"proto/block"},
-	"raid/dm/mirror":    {"raid", "raid/dm", "proto/block"}, // raid/dm: its plain values
-	"volmgr/image":      {"proto/block"},
-	"volmgr/evidence":   {"volmgr/image", "proto/block"},
-	"volmgr/placement":  {"volmgr/image", "proto/block"},
-	"volmgr/rebalance":  {"proto/block"},
-	"volmgr/audit":      {},
-	"volmgr/backoff":    {"volmgr/cow", "proto/block"},
-	"volmgr/cow":        {},
-	"volmgr/trust":      {},
-	"volmgr/event":      {},
-	"volmgr/health":     {},
-	"volmgr/labelset":   {},
-	"volmgr/cluster":    {"volmgr/audit", "volmgr/backoff", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "volmgr/trust", "proto/block"},
-	"volmgr/store":      {"volmgr/cluster", "volmgr/quorum", "proto/block", "proto/durable"},
-	"volmgr/replicated": {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
-	"volmgr/quorum":     {"volmgr/quorum/wal"}, // its plain values
-	"volmgr/quorum/wal": {"proto/block", "proto/durable"},
-	"volmgr":            {"volmgr/audit", "volmgr/cluster", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/block", "proto/durable", "proto/parts", "proto/pb", "proto/pki"},
-	"target/drive":      {"proto/block", "proto/nvmetcp", "proto/pb"},
-	"target/backend":    {"proto/block"},
-	"target/nvmet":      {"target/nvmet/memfs", "proto/block"}, // memfs: in nvmettest
-	"proto/uevent":      {},
-	"target":            {"target/drive", "target/nvmet", "target/userspace", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/block", "proto/managers", "proto/parts", "proto/pb"},
-	"initiator/fabrics": {"proto/block", "proto/durable", "proto/uevent"},
-	"initiator":         {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/block", "proto/durable", "proto/managers", "proto/parts", "proto/pb"},
-	"csi":               {"csi/mount", "proto/block", "proto/pb"},
-	"csi/mount":         {"proto/block"},
-	"deploy":            {}, // what makes manifests and the image: of the tree, not in it
-	"cmd":               {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
-	"e2e":               {"e2e", "proto"},
+	"proto/block":        {},
+	"proto/pb":           {},
+	"proto/access":       {"proto/block", "proto/pb"},
+	"proto/agentlock":    {},
+	"proto/authority":    {"proto/block", "proto/durable"},
+	"proto/durable":      {},
+	"proto/figures":      {},
+	"proto/parts":        {"proto/pb"},
+	"proto/pki":          {"proto/access", "proto/block", "proto/durable"},
+	"proto/pages":        {"proto/pb"},
+	"proto/support":      {"proto/pb"},
+	"proto/managers":     {"proto/pb"},
+	"proto/metric":       {},
+	"raid":               {"proto/block"},
+	"raid/dm":            {"proto/block", "proto/figures"},
+	"raid/dm/mirror":     {"raid", "raid/dm", "proto/block"}, // raid/dm: its plain values
+	"volmgr/image":       {"proto/block"},
+	"volmgr/evidence":    {"volmgr/image", "proto/block"},
+	"volmgr/placement":   {"volmgr/image", "proto/block"},
+	"volmgr/rebalance":   {"proto/block"},
+	"volmgr/audit":       {},
+	"volmgr/bundle":      {},
+	"volmgr/backoff":     {"volmgr/cow", "proto/block"},
+	"volmgr/cow":         {},
+	"volmgr/trust":       {},
+	"volmgr/event":       {},
+	"volmgr/health":      {},
+	"volmgr/keys":        {"proto/block"},
+	"volmgr/labelset":    {},
+	"volmgr/drivepolicy": {"proto/block"},
+	"volmgr/cluster":     {"volmgr/audit", "volmgr/backoff", "volmgr/cow", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/keys", "volmgr/labelset", "volmgr/placement", "volmgr/rebalance", "volmgr/trust", "proto/block"},
+	"volmgr/store":       {"volmgr/cluster", "volmgr/quorum", "proto/block", "proto/durable"},
+	"volmgr/replicated":  {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/block"},
+	"volmgr/quorum":      {"volmgr/quorum/wal"}, // its plain values
+	"volmgr/quorum/wal":  {"proto/block", "proto/durable"},
+	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/block", "proto/durable", "proto/figures", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
+	"target/drive":       {"proto/block", "proto/figures", "proto/nvmetcp", "proto/pb"},
+	"target/backend":     {"proto/block"},
+	"target/nvmet":       {"target/nvmet/memfs", "proto/nvmetcp/dhchap", "proto/block"}, // memfs: in nvmettest
+	"proto/uevent":       {},
+	"target":             {"target/drive", "target/nvmet", "target/userspace", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp/dhchap", "proto/uevent"},
+	"initiator":          {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"csi":                {"csi/mount", "proto/block", "proto/pb", "proto/metric"},
+	"csi/mount":          {"proto/block"},
+	"deploy":             {"deploy/binary"}, // what makes manifests, the image and packages: of the tree, not in it
+	"deploy/binary":      {},
+	"cmd":                {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},
+	"e2e":                {"e2e", "proto"},
+	"proto/figures/wire": {"proto/figures", "proto/pb"},
+	"volmgr/live":        {"proto/block", "proto/figures", "proto/figures/wire", "proto/pb"},
 
 	"volmgr/quorum/wal/waltest": {"volmgr/quorum/wal"},
 	"volmgr/quorum/member":      {"volmgr/quorum", "volmgr/quorum/wal", "proto/block"},
@@ -83,14 +92,14 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/nvmetcp/socket", "proto/block"},
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/socket", "proto/block"},
 	"raid/checkpoint":           {"raid", "proto/block"},
-	"raid/engine":               {"raid", "raid/checkpoint", "proto/block"},
+	"raid/engine":               {"raid", "raid/checkpoint", "proto/block", "proto/figures"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "raid/checkpoint", "proto/nvmetcp/controller", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
-	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/block", "proto/pb"},
+	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/block", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
-	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
+	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/fio":             {"e2e/vm"},
@@ -100,7 +109,7 @@ var arrows = map[string][]string{
 	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/explore":               {"volmgr/cluster", "volmgr/evidence", "initiator/volume", "proto/block"},
 	"e2e/crash":                 {"e2e/operator", "volmgr", "target", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
-	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "volmgr/replicated", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/quorum/wal/waltest", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/managers", "proto/pb", "e2e/workload"},
+	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "volmgr/replicated", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/quorum/wal/waltest", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/managers", "proto/pb", "e2e/workload"},
 }
 
 // without lists, for parts of the tree, what none of their imports may lead to.
@@ -121,7 +130,7 @@ var bans = map[string][]string{
 }
 
 // pure packages decide and do nothing: no I/O, no clock, no logger, no randomness.
-var pure = []string{"raid", "raid/dm/mirror", "volmgr/audit", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/placement", "volmgr/quorum", "volmgr/rebalance", "volmgr/trust", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
+var pure = []string{"raid", "raid/dm/mirror", "volmgr/audit", "volmgr/backoff", "volmgr/cluster", "volmgr/cow", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/keys", "volmgr/labelset", "volmgr/placement", "volmgr/quorum", "volmgr/rebalance", "volmgr/trust", "proto/block", "proto/nvmetcp/reservation", "initiator/volume"}
 
 var impure = []string{"os", "net", "context", "log", "log/slog", "syscall", "math/rand", "math/rand/v2", "crypto/rand", "io/fs", "os/exec"}
 

@@ -35,19 +35,25 @@ func (b *Bed) admit(m *vm.Machine) []string {
 	if _, err := m.Run(b.T.Context(), "test", "-e", pki.IdentityIn(agent[1])); err == nil {
 		return nil
 	}
-	token := b.token(fmt.Sprintf("--node %s --role %s", m.Name(), agent[0]))
+	return []string{"--join", b.tokenFile(m, agent[0])}
+}
+
+// tokenFile puts a token for a role on a machine.
+func (b *Bed) tokenFile(m *vm.Machine, role string) string {
+	b.T.Helper()
+	token := b.token(fmt.Sprintf("--node %s --role %s", m.Name(), role))
 	const file = "/run/weft-join.token"
 	if out, err := m.Shell(b.T.Context(), fmt.Sprintf("umask 077; echo '%s' > %s", token, file)); err != nil {
 		b.T.Fatalf("%v\n%s", err, out)
 	}
-	return []string{"--join", file}
+	return file
 }
 
-// token makes a token at the manager's machine, on its socket.
+// token makes a token at the machine of the manager that leads, on its socket.
 func (b *Bed) token(subject string) (token string) {
 	b.T.Helper()
 	b.Eventually(time.Minute, "the manager makes a token", func(ctx context.Context) (err error) {
-		token, err = b.Manager.Shell(ctx, fmt.Sprintf("weft token create %s --manager unix:%s.socket 2>/dev/null", subject, managerStore))
+		token, err = b.Leader().Shell(ctx, fmt.Sprintf("weft token create %s --manager unix:%s.socket 2>/dev/null", subject, managerStore))
 		return err
 	})
 	return strings.TrimSpace(token)

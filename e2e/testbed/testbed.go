@@ -3,7 +3,7 @@
 // Package testbed is a Weft cluster in virtual machines, for the scenarios, the
 // demonstration and the benchmark:
 //
-//	m1        volmgr, its store on a disk that survives boots
+//	m1 m2 …   volmgr, its store on a disk that survives boots; most clusters have one
 //	t1 t2 …   target agents, each with NVMe drives, in racks r1, r2, …
 //	c1 c2 …   initiator agents: the clients
 //
@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,6 +26,7 @@ import (
 
 	"weft.dev/weft/e2e/operator"
 	"weft.dev/weft/e2e/vm"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
@@ -38,6 +40,7 @@ const managerStore = "/var/lib/weft/volmgr"
 // Options describe a cluster. The zero value is three targets with one drive of 2 GiB each,
 // and one client.
 type Options struct {
+	Managers  int // one by default
 	Targets   int
 	Clients   int
 	DriveSize string
@@ -60,15 +63,17 @@ type Options struct {
 
 // Bed is a running cluster.
 type Bed struct {
-	T       vm.TB
-	Cluster *vm.Cluster
-	Manager *vm.Machine
-	Targets []*vm.Machine
-	Clients []*vm.Machine
-	API     pb.ManagerClient
-	RoCE    *vm.Network // see Options.RoCE; nil without
+	T        vm.TB
+	Cluster  *vm.Cluster
+	Manager  *vm.Machine   // the first manager
+	Managers []*vm.Machine // all of them
+	Targets  []*vm.Machine
+	Clients  []*vm.Machine
+	API      pb.ManagerClient // of the manager that leads
+	RoCE     *vm.Network      // see Options.RoCE; nil without
 
-	weft        string // path of weft on this machine
+	weft        string               // path of weft on this machine
+	stores      map[*vm.Machine]bool // whether the manager of a machine has a store
 	caches      bool
 	targetFlags []string
 	daemons     map[*vm.Machine]*vm.Daemon
@@ -79,6 +84,9 @@ type Bed struct {
 
 // Draw defines the machines of a cluster without booting them.
 func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
+	if o.Managers == 0 {
+		o.Managers = 1
+	}
 	if o.Targets == 0 {
 		o.Targets = 3
 	}
@@ -91,8 +99,11 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, closed: o.Closed, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
-	b.Manager = b.Cluster.Machine("m1", vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320))
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, closed: o.Closed, stores: map[*vm.Machine]bool{}, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
+	for i := range o.Managers {
+		b.Managers = append(b.Managers, b.Cluster.Machine(fmt.Sprintf("m%d", i+1), vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320)))
+	}
+	b.Manager = b.Managers[0]
 	var onRoCE []vm.MachineOption
 	if o.RoCE {
 		b.RoCE = b.Cluster.AddNetwork("roce")
@@ -126,16 +137,19 @@ func clientModules() []string {
 	return modules
 }
 
-// Start defines and boots a cluster, starts its daemons and adds every drive.
+// Start defines and boots a cluster, starts its daemons, adds every drive and waits for the clients.
 func Start(t vm.TB, o Options, options ...vm.Option) *Bed {
 	b := Draw(t, o, options...)
 	b.Up(b.machines()...)
 	b.AddDrives()
+	for _, c := range b.Clients {
+		b.waitOnline(c, true)
+	}
 	return b
 }
 
 func (b *Bed) machines() []*vm.Machine {
-	return append(append([]*vm.Machine{b.Manager}, b.Targets...), b.Clients...)
+	return slices.Concat(b.Managers, b.Targets, b.Clients)
 }
 
 // build builds the weft program for this machine, in bin/ of the module. The linker runs only
@@ -164,16 +178,7 @@ func (b *Bed) Up(machines ...*vm.Machine) {
 	}
 	if b.API == nil {
 		b.dial()
-	}
-}
-
-// initStore initializes the cluster, on the manager's first boot.
-func (b *Bed) initStore(m *vm.Machine) {
-	if m != b.Manager || b.API != nil {
-		return
-	}
-	if out, err := m.Shell(b.T.Context(), "weft volmgr init --data-dir "+managerStore); err != nil {
-		b.T.Fatalf("%v\n%s", err, out)
+		b.AwaitVotes()
 	}
 }
 
@@ -195,7 +200,9 @@ func (b *Bed) dial() {
 	if b.closed {
 		creds = b.logIn()
 	}
-	conn, err := grpc.NewClient("passthrough:///"+b.Manager.Forwarded(managerPort), grpc.WithTransportCredentials(creds))
+	conn, err := managers.Connect(b.ManagerAddr(), func(address string) (*grpc.ClientConn, error) {
+		return grpc.NewClient("passthrough:///"+b.forwarded(address), grpc.WithTransportCredentials(creds))
+	})
 	if err != nil {
 		b.T.Fatalf("dial volmgr: %v", err)
 	}
@@ -253,14 +260,11 @@ func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
 	return d
 }
 
-// ManagerAddr is volmgr's address in the machines' network.
-func (b *Bed) ManagerAddr() string { return fmt.Sprintf("%s:%d", b.Manager.Addr(), managerPort) }
-
 func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
-		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort)}
+		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort), "--address", managerAddr(m)}
 	case 't':
 		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--label", "rack=r" + m.Name()[1:]}
 		argv = append(append(argv, b.portals(m)...), b.targetFlags...)
@@ -307,7 +311,7 @@ func (b *Bed) AddDrivesOf(t *vm.Machine) {
 }
 
 func (b *Bed) operator() operator.Operator {
-	return operator.Operator{Program: b.weft, Manager: b.Manager.Forwarded(managerPort), Config: b.config}
+	return operator.Operator{Program: b.weft, Manager: b.Leader().Forwarded(managerPort), Config: b.config}
 }
 
 // Try runs a weft command and returns its standard output. If the command fails, the error

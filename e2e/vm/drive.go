@@ -43,8 +43,11 @@ func newDrive(ctx context.Context, m *Machine, i int, o driveOption) (*Drive, er
 		nvme:    o.nvme,
 		path:    filepath.Join(m.cluster.drives, m.name+"-"+o.serial+".img"),
 	}
-	if o.serial == guest.StateSerial {
+	switch o.serial {
+	case guest.StateSerial:
 		return d, makeExt4(ctx, d.path, size)
+	case guest.RootSerial:
+		return d, m.cluster.image.copyUserland(ctx, d.path)
 	}
 	f, err := os.OpenFile(d.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
 	if err != nil {

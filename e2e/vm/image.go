@@ -30,6 +30,7 @@ type Image struct {
 	Kernel Kernel
 	Initrd string
 	Tools  string
+	Init   string // the program of process 1, which also serves a userland's control port
 }
 
 // tool is a program of the distribution that the guests need.
@@ -107,7 +108,7 @@ func BuildImage(ctx context.Context, version string) (Image, error) {
 		return Image{}, fmt.Errorf("build the disk of programs: %w", err)
 	}
 	k.Image = k.uncompressed(dir)
-	return Image{Kernel: k, Initrd: initrd, Tools: tools}, prune(dir)
+	return Image{Kernel: k, Initrd: initrd, Tools: tools, Init: filepath.Join(dir, "bin", "init")}, prune(dir)
 }
 
 // buildPrograms builds the guest's init and our own programs, and returns their paths.

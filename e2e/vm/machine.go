@@ -80,6 +80,10 @@ func newMachine(c *Cluster, name string, options []MachineOption) (*Machine, err
 	if m.options.state != "" {
 		drives = append(drives, driveOption{size: m.options.state, serial: guest.StateSerial})
 	}
+	if m.options.userland {
+		drives = append(drives, driveOption{size: userlandSize, serial: guest.RootSerial})
+		m.options.kernel = append(m.options.kernel, guest.UserlandArg)
+	}
 	for i, o := range drives {
 		d, err := newDrive(c.t.Context(), m, i, o)
 		if err != nil {
@@ -246,6 +250,26 @@ func (m *Machine) Reboot(ctx context.Context) error {
 		return err
 	}
 	return m.Boot(ctx)
+}
+
+// Restart reboots a machine with a userland as its operator would, with its services stopped in
+// order, and boots it again. It returns when the control port answers: services may still start.
+func (m *Machine) Restart(ctx context.Context) error {
+	b, err := m.current()
+	if err != nil {
+		return err
+	}
+	b.expectEnd()
+	if _, err := m.Run(ctx, "systemctl", "reboot"); err != nil && !errors.Is(err, errGone) {
+		return err
+	}
+	select {
+	case <-b.gone:
+		m.forget(b)
+		return m.Boot(ctx)
+	case <-ctx.Done():
+		return fmt.Errorf("restart %s: %w; the end of its console:\n%s", m.name, context.Cause(ctx), b.console.text())
+	}
 }
 
 // ExitError means that a command in a guest exited with a code other than 0.

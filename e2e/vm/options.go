@@ -16,6 +16,8 @@ type machineOptions struct {
 	state   string   // size of the state disk, "" for none
 	kmsg    bool
 	forward []int // TCP ports of the guest that this machine can reach
+
+	userland bool // boots Debian instead of our own init
 }
 
 type driveOption struct {
@@ -86,3 +88,8 @@ func Modules(names ...string) MachineOption {
 func KernelArgs(args ...string) MachineOption {
 	return func(o *machineOptions) { o.kernel = append(o.kernel, args...) }
 }
+
+// Userland boots Debian 12 with systemd from a disk of the machine's own, which it keeps over boots.
+// Its network is not configured. Modules, RoCE, Forward and StateDisk have no effect. It needs root
+// and mmdebstrap.
+func Userland() MachineOption { return func(o *machineOptions) { o.userland = true } }

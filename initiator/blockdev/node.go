@@ -122,6 +122,9 @@ func (s system) expose(name block.VolumeName, disk string) error {
 		err = os.Symlink(linkTo(disk), path+newSuffix)
 	}
 	if err == nil {
+		err = Announce(s.dev, s.sys, disk, name) // first: what has its name counts as announced
+	}
+	if err == nil {
 		err = os.Rename(path+newSuffix, path)
 	}
 	if err != nil {
@@ -135,7 +138,7 @@ func (s system) hide(name block.VolumeName, disk string) error {
 	if to, err := os.Readlink(s.link(name)); err != nil || to != linkTo(disk) {
 		return nil
 	}
-	return remove(s.link(name))
+	return errors.Join(Withdraw(s.dev, s.sys, disk), remove(s.link(name)))
 }
 
 // remove removes a file, which may be gone already.

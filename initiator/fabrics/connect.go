@@ -6,11 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // hints say what an errno of a connect means: the kernel returns one errno for many causes and
@@ -82,8 +85,11 @@ func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 			return context.Cause(ctx)
 		}
 		instance, err := t.create(o)
+		if err != nil {
+			return err
+		}
 		made <- instance
-		return err
+		return t.conceal(instance)
 	})
 	if errors.Is(err, unix.EALREADY) {
 		return t.connected(o)
@@ -94,6 +100,18 @@ func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 	return t.controller(fmt.Sprintf("nvme%d", <-made))
 }
 
+// conceal makes the keys of a controller readable for root alone. Sysfs shows them to everybody,
+// from the moment at which the kernel begins to connect.
+func (t *Tree) conceal(instance int) error {
+	for _, name := range []string{"dhchap_secret", "dhchap_ctrl_secret"} {
+		file := t.path(fmt.Sprintf("class/nvme/nvme%d/%s", instance, name))
+		if err := os.Chmod(file, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return &Error{Op: "conceal", Path: file, Err: errno(err)}
+		}
+	}
+	return nil
+}
+
 // create writes the options and reads the outcome from the same descriptor.
 func (t *Tree) create(o Options) (instance int, err error) {
 	fd, err := unix.Open(t.fabricsNode(), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -101,7 +119,7 @@ func (t *Tree) create(o Options) (instance int, err error) {
 		return 0, connectError(o, err)
 	}
 	defer unix.Close(fd)
-	if _, err := unix.Write(fd, []byte(o.String())); err != nil {
+	if _, err := unix.Write(fd, []byte(o.line(dhchap.Key.Representation))); err != nil {
 		return 0, connectError(o, err)
 	}
 	var buf [256]byte

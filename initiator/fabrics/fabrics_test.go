@@ -3,6 +3,7 @@
 package fabrics
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/proto/uevent"
 )
 
@@ -218,6 +220,39 @@ func TestFeaturesAreThoseThatTheKernelLists(t *testing.T) {
 	}
 }
 
+func TestKeysReachTheKernelAndNobodyElse(t *testing.T) {
+	key, err := dhchap.NewKey(dhchap.SHA256, bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Portal: block.Portal{Transport: block.TCP, Address: "::1", Port: 1}, NQN: testNQN, Host: testHost, HostKey: key, ControllerKey: key}
+	want := ",dhchap_secret=" + key.Representation() + ",dhchap_ctrl_secret=" + key.Representation()
+	if got := o.line(dhchap.Key.Representation); !strings.Contains(got, want) {
+		t.Errorf("the line lacks %s", want)
+	}
+	shown := fmt.Sprintf("%v %+v %s", o, o, connectError(o, unix.EIO))
+	if strings.Contains(shown, key.Representation()[11:20]) {
+		t.Errorf("a key is shown: %s", shown)
+	}
+	if got, want := parseFeatures("transport=%s,traddr=%s,trsvcid=%s,nqn=%s,hostnqn=%s,hostid=%s,reconnect_delay=%d,ctrl_loss_tmo=%d").missing(o),
+		[]string{"dhchap_secret", "dhchap_ctrl_secret"}; !cmp.Equal(got, want) {
+		t.Errorf("missing = %v, want %v", got, want)
+	}
+}
+
+func TestAKernelAuthenticatesIfItWasBuiltToDoSo(t *testing.T) {
+	const listed = "transport=%s,dhchap_secret=%s,dhchap_ctrl_secret=%s"
+	const with = "0000000000000000 T nvme_auth_free\t[nvme_core]\n0000000000000000 T nvme_auth_negotiate\t[nvme_core]\n"
+	for _, c := range []struct {
+		options, symbols string
+		want             bool
+	}{{listed, with, true}, {listed, "0000000000000000 T nvme_auth_negotiated\n", false}, {listed, "", false}, {"transport=%s", with, false}, {"dhchap_secret=%s", with, false}} {
+		if got := parseFeatures(c.options).Authenticate(strings.NewReader(c.symbols)); got != c.want {
+			t.Errorf("%q with symbols %q: %v", c.options, c.symbols, got)
+		}
+	}
+}
+
 func TestErrnosOfConnectSayWhatTheyMean(t *testing.T) {
 	o := Options{NQN: testNQN}
 	for n := range hints {
@@ -348,6 +383,22 @@ func TestDisconnectLeavesAControllerThatHasTakenTheName(t *testing.T) {
 	}
 	if got, _ := k.read("class/nvme/nvme3/delete_controller"); got != "1" {
 		t.Errorf("delete_controller = %q, want 1", got)
+	}
+}
+
+// Sysfs makes the keys of a controller readable by everybody.
+func TestOnlyRootMayReadAKey(t *testing.T) {
+	k := tree(t, map[string]string{"class/nvme/nvme3/dhchap_secret": "a key", "class/nvme/nvme3/dhchap_ctrl_secret": "another", "class/nvme/nvme4/state": "live"})
+	for _, instance := range []int{3, 4} {
+		if err := k.conceal(instance); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"dhchap_secret", "dhchap_ctrl_secret"} {
+		info, err := os.Stat(k.path("class/nvme/nvme3/" + name))
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v; want it for its owner alone", name, info.Mode(), err)
+		}
 	}
 }
 

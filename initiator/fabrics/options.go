@@ -3,13 +3,16 @@
 package fabrics
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // Options are the options of a controller. Each field names the option of /dev/nvme-fabrics
@@ -29,6 +32,8 @@ type Options struct {
 	KeepAlive      time.Duration // keep_alive_tmo, whole seconds; 0 is 5 s
 	ReconnectDelay time.Duration // reconnect_delay, whole seconds; 0 is 1 s
 	DataDigest     bool          // data_digest; tcp only
+	HostKey        dhchap.Key    // dhchap_secret; zero: none
+	ControllerKey  dhchap.Key    // dhchap_ctrl_secret; zero: the target proves nothing
 }
 
 // Check says what is wrong with o, and names the field.
@@ -60,8 +65,11 @@ func (o Options) Check() error {
 	return nil
 }
 
-// String is the line that /dev/nvme-fabrics takes.
-func (o Options) String() string {
+// String is the line that /dev/nvme-fabrics takes, without the keys.
+func (o Options) String() string { return o.line(dhchap.Key.String) }
+
+// line is the line that /dev/nvme-fabrics takes, with keys as show has them.
+func (o Options) line(show func(dhchap.Key) string) string {
 	var b strings.Builder
 	add := func(key, value string) {
 		if value == "" {
@@ -91,6 +99,12 @@ func (o Options) String() string {
 	add("keep_alive_tmo", number(seconds(o.KeepAlive)))
 	add("reconnect_delay", strconv.Itoa(max(seconds(o.ReconnectDelay), 1)))
 	add("ctrl_loss_tmo", "-1")
+	if !o.HostKey.IsZero() {
+		add("dhchap_secret", show(o.HostKey))
+	}
+	if !o.ControllerKey.IsZero() {
+		add("dhchap_ctrl_secret", show(o.ControllerKey))
+	}
 	if o.DataDigest {
 		b.WriteString(",data_digest")
 	}
@@ -104,6 +118,26 @@ func seconds(d time.Duration) int {
 
 // Features are the options that this kernel's /dev/nvme-fabrics lists.
 type Features map[string]bool
+
+// authenticates is a function of the kernel's NVMe host that is there only if it was built with
+// NVME_HOST_AUTH (before 6.7: NVME_AUTH). Linux 6.1 lists the options for the keys, and takes them,
+// without being able to use them.
+const authenticates = "nvme_auth_negotiate"
+
+// Authenticate reports whether a kernel with these options and symbols (/proc/kallsyms) can prove
+// its identity to targets.
+func (f Features) Authenticate(symbols io.Reader) bool {
+	if !f["dhchap_secret"] || !f["dhchap_ctrl_secret"] {
+		return false
+	}
+	lines := bufio.NewScanner(symbols)
+	for lines.Scan() {
+		if words := strings.Fields(lines.Text()); len(words) > 2 && words[2] == authenticates {
+			return true
+		}
+	}
+	return false
+}
 
 // parseFeatures reads "instance=-1,cntlid=-1,transport=%s,traddr=%s,…".
 func parseFeatures(text string) Features {

@@ -179,10 +179,30 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 	if l.Column >= layout.Stripes || l.Copy >= layout.Slots() {
 		return volume.Link{}, fmt.Errorf("column %d copy %d: not in a layout of %v", l.Column, l.Copy, layout)
 	}
+	if l.Keys, l.Host, err = parseIdentity(p); err != nil {
+		return volume.Link{}, err
+	}
 	if l.Portals, err = parsePortals(p.GetPortals()); err != nil {
 		return volume.Link{}, fmt.Errorf("portals: %w", err)
 	}
 	return l, nil
+}
+
+// parseIdentity returns what to prove to a leg's target, and as which host.
+func parseIdentity(p *pb.WantedLink) (block.Keys, block.Host, error) {
+	keys, err := block.ParseKeys(p.GetKeys().GetHost(), p.GetKeys().GetController())
+	if err != nil || p.GetHost() == nil {
+		return keys, block.Host{}, err
+	}
+	id, err := block.ParseUUID(p.GetHost().GetId())
+	if err != nil {
+		return keys, block.Host{}, fmt.Errorf("host: %w", err)
+	}
+	host := block.HostFromID(id)
+	if string(host.NQN) != p.GetHost().GetNqn() {
+		return keys, block.Host{}, fmt.Errorf("host: %s does not fit to id %v", p.GetHost().GetNqn(), id)
+	}
+	return keys, host, nil
 }
 
 // parsePortals leaves out portals of transports that this version does not know.

@@ -85,7 +85,7 @@ func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volum
 	for _, l := range legs {
 		request.LegIds = append(request.LegIds, l.Leg.String())
 		request.Legs = append(request.Legs, &pb.StaleLeg{
-			LegId: l.Leg.String(), Reason: pb.Value[pb.StaleReason](string(l.Why.Reason)), Text: l.Why.Text,
+			LegId: l.Leg.String(), Reason: pb.Value[pb.StaleReason](string(l.Why.Reason)), Text: l.Why.Text, Revision: l.Revision,
 		})
 		if r.losses[l.Leg] == nil && l.Why.Reason != volume.LeftOut {
 			r.losses[l.Leg] = &loss{column: l.Column, since: l.Since, detected: now}

@@ -93,7 +93,7 @@ func TestALossIsTimedFromSilenceToRelease(t *testing.T) {
 			t.Errorf("the meter is off (-want +got):\n%s", d)
 		}
 		request := &pb.RecordStaleRequest{Node: "c1", VolumeId: block.VolumeID{}.String(), Epoch: 3, LegIds: []string{leg.Leg.String()}, Reason: "silent",
-			Legs: []*pb.StaleLeg{{LegId: leg.Leg.String(), Reason: pb.StaleReason_STALE_REASON_NO_ANSWER, Text: "silent"}}}
+			Legs: []*pb.StaleLeg{{LegId: leg.Leg.String(), Reason: pb.StaleReason_STALE_REASON_NO_ANSWER, Text: "silent", Revision: leg.Revision}}}
 		if d := cmp.Diff([]*pb.RecordStaleRequest{request, request}, manager.stale, protocmp.Transform()); d != "" {
 			t.Errorf("requests (-want +got):\n%s", d)
 		}

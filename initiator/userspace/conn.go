@@ -22,6 +22,7 @@ type dialOptions struct {
 	portal    string // address:port
 	subsystem block.NQN
 	host      block.Host
+	keys      block.Keys // what host and target prove to one another; zero: nothing
 	ioQueues  int
 	keepAlive time.Duration // its timeout
 	every     time.Duration // its interval
@@ -157,6 +158,9 @@ func (k *Keeper) connect(ctx context.Context, o volume.Connect) error {
 	options := dialOptions{
 		portal: address(o.Portal), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
 		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log,
+	}
+	if !o.Keys.IsZero() {
+		options.host, options.keys = o.Host, o.Keys
 	}
 	limit := connectTimeout
 	if o.Others {

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/proto/nvmetcp/host"
 )
 
@@ -38,7 +39,12 @@ func reachable(way Dial) func(ctx context.Context, portal string) error {
 }
 
 func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
+	hostKey, controllerKey, err := proofs(o.keys)
+	if err != nil {
+		return nil, err
+	}
 	c, err := host.Connect(ctx, host.Config{
+		HostKey: hostKey, ControllerKey: controllerKey,
 		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host,
 		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, AskEvery: o.ask, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
 		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
@@ -47,6 +53,18 @@ func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 		return nil, err
 	}
 	return &hostConnection{Controller: c}, nil
+}
+
+// proofs returns keys as the protocol has them; none if there are none.
+func proofs(k block.Keys) (hostKey, controllerKey dhchap.Key, err error) {
+	if k.IsZero() {
+		return hostKey, controllerKey, nil
+	}
+	if hostKey, err = dhchap.NewKey(dhchap.SHA256, k.Host.Reveal()); err != nil {
+		return hostKey, controllerKey, err
+	}
+	controllerKey, err = dhchap.NewKey(dhchap.SHA256, k.Controller.Reveal())
+	return hostKey, controllerKey, err
 }
 
 type hostConnection struct {

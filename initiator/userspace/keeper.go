@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -53,6 +54,8 @@ type Keeper struct {
 	trying  map[volume.Path]time.Time
 	tried   map[volume.Path]volume.Tried
 	again   *time.Timer // see watch
+
+	counted atomic.Pointer[counted] // nil: no volume
 }
 
 func newKeeper(p *Path, v block.VolumeID) *Keeper {
@@ -72,7 +75,7 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 
 func (p *Path) capabilities() volume.Capabilities {
 	c := capabilities
-	c.Rail = p.cfg.Rail
+	c.Rail, c.Near = p.cfg.Rail, p.cfg.Near
 	return c
 }
 
@@ -110,6 +113,7 @@ func (k *Keeper) Observe(_ context.Context, w *volume.Wanted) (*volume.Seen, err
 		k.memory = newMemory(volume.Granted(w, k.path.over(k.volume, w.Epoch)), time.Now())
 		k.Forget()
 	}
+	k.publishCounted()
 	s := k.observe(w)
 	k.extendLease(w, s)
 	return s, nil

@@ -7,6 +7,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -39,9 +40,10 @@ type Config struct {
 
 	Clock func() time.Time // the lease clock; time.Now
 
-	Export Export // makes the volumes' devices; Devices(blockdev.Options{})
-	Dial   Dial   // connects to targets; net.Dialer
-	Rail   string // the rail that this host prefers; empty: none
+	Export Export         // makes the volumes' devices; Devices(blockdev.Options{})
+	Dial   Dial           // connects to targets; net.Dialer
+	Rail   string         // the rail that this host prefers; empty: none
+	Near   []netip.Prefix // networks that it prefers where the rail decides nothing
 
 	Evidence *evidence.Book // notes which legs are in sync; nil: no notes
 
@@ -173,4 +175,5 @@ var _ interface {
 	Want(*volume.Wanted, string, uint64)
 	Poke()
 	State() keeper.State
+	Figures() *keeper.Figures
 } = (*Keeper)(nil)

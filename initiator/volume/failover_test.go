@@ -4,6 +4,7 @@ package volume
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -213,6 +214,28 @@ func TestRailsAreBalanced(t *testing.T) {
 	}
 	if used["a"] < 16 || used["b"] < 16 {
 		t.Errorf("64 volumes begin at the rails %v", used)
+	}
+}
+
+// A host that is near to a network begins there, unless its rail says otherwise.
+func TestNearNetworksComeFirst(t *testing.T) {
+	portals := []block.Portal{
+		{Transport: block.TCP, Address: "192.0.2.2", Port: 4420, Rail: "a"},
+		{Transport: block.TCP, Address: "198.51.100.2", Port: 4420, Rail: "b"},
+		{Transport: block.TCP, Address: "2001:db8::2", Port: 4420, Rail: "c"},
+	}
+	for near, want := range map[string]string{"192.0.2.0/24": "192.0.2.2", "198.51.100.0/24": "198.51.100.2", "2001:db8::/64": "2001:db8::2"} {
+		for volume := range 16 {
+			p := &planner{c: Capabilities{Near: []netip.Prefix{netip.MustParsePrefix(near)}}, w: &Wanted{Volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{byte(volume)})}}, m: &Memory{}, s: &Seen{}}
+			l := Link{Portals: slices.Clone(portals)}
+			if got := p.inTurn(&l); got[0].Address != want || len(got) != len(portals) {
+				t.Errorf("volume %d near %s begins with %v, want %s first and the others after it", volume, near, got, want)
+			}
+			p.c.Rail = "a"
+			if got := p.inTurn(&l)[0].Address; got != "192.0.2.2" {
+				t.Errorf("volume %d near %s, of rail a, begins at %s", volume, near, got)
+			}
+		}
 	}
 }
 

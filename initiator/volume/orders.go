@@ -57,6 +57,8 @@ type (
 	Connect struct {
 		Path
 		Others bool
+		Keys   block.Keys // as in Link
+		Host   block.Host
 	}
 	// Move ends the connection of a path and continues through another portal, with all I/O. If
 	// Silent, the path has not answered for so long.

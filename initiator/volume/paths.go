@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/crc32"
+	"net/netip"
 	"slices"
 
 	"weft.dev/weft/proto/block"
@@ -28,7 +29,7 @@ func (p *planner) connect() {
 			}
 		}
 		if portals := p.portals(l); there < p.paths(l) && len(portals) > 0 {
-			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: len(portals) > 1})
+			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: len(portals) > 1, Keys: l.Keys, Host: l.Host})
 		}
 	}
 }
@@ -62,7 +63,7 @@ func (p *planner) portals(l *Link) (all []block.Portal) {
 
 // inTurn lists the portals that fit, as this leg would use them if all were alike. Volumes begin
 // at different rails, and so do the columns of a volume and the copies of a column. The host's own
-// rail comes first.
+// rail comes first, then the networks near to it.
 func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	for _, portal := range l.Portals {
 		if p.fits(portal) {
@@ -76,16 +77,25 @@ func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	first := (int(crc32.ChecksumIEEE(p.w.Volume.UUID[:])%uint32(len(all))) + l.Column + l.Copy) % len(all)
 	all = append(all[first:], all[:first]...)
 	own := func(portal block.Portal) int {
-		if p.c.Rail != "" && portal.Rail == p.c.Rail {
+		switch {
+		case p.c.Rail != "" && portal.Rail == p.c.Rail:
 			return 0
+		case p.near(portal):
+			return 1
 		}
-		return 1
+		return 2
 	}
 	slices.SortStableFunc(all, func(a, b block.Portal) int { return cmp.Compare(own(a), own(b)) })
 	for i := range all {
 		all[i].Rail = "" // it does not change where the portal leads
 	}
 	return all
+}
+
+// near reports whether a portal is in a network that this host prefers.
+func (p *planner) near(portal block.Portal) bool {
+	at, err := netip.ParseAddr(portal.Address)
+	return err == nil && slices.ContainsFunc(p.c.Near, func(n netip.Prefix) bool { return n.Contains(at) })
 }
 
 func (p *planner) fits(portal block.Portal) bool {

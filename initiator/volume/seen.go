@@ -4,6 +4,7 @@ package volume
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -447,6 +448,9 @@ type Capabilities struct {
 	Moves bool
 	// Rail is the network rail that this host prefers; empty: none.
 	Rail string
+	// Near are networks that this host prefers where its rail decides nothing: those of the card that
+	// is nearest to a GPU.
+	Near []netip.Prefix
 	// Transports that paths can use; nil means all.
 	Transports []block.Transport
 }

@@ -47,6 +47,10 @@ type Link struct {
 	// LeaveOut: why the volume shall go on without this leg in sync; empty: it shall not. See
 	// leaveout.go.
 	LeaveOut string
+	// Keys are what the host and the leg's target prove to one another, and Host is as which host to
+	// connect then; zero: nothing, as the machine itself.
+	Keys block.Keys
+	Host block.Host
 }
 
 // At returns the link of a copy of a column, nil if the manager lists none.

@@ -85,22 +85,26 @@ func everyone() (all []Identity) {
 // expected says who may call a method, in words that share nothing with the table's code: which
 // roles are in the list of the method's line in this test.
 var expected = map[string]string{
-	"Agents/Target": "target", "Agents/Initiator": "initiator", "Agents/RecordStale": "initiator", "Agents/RecordInSync": "initiator",
+	"Agents/Target": "target", "Agents/Initiator": "initiator", "Agents/RecordStale": "initiator", "Agents/RecordInSync": "initiator", "Agents/Figures": "target initiator", "Agents/Support": "target initiator",
 	"Quorum/Messages": "manager", "Quorum/Snapshot": "manager",
-	"Identities/Join": "everybody", "Identities/Renew": "viewer operator admin target initiator csi manager", "Identities/CreateToken": "admin", "Identities/ListTokens": "admin",
+	"Identities/Join": "everybody", "Identities/Renew": "viewer operator admin target initiator csi manager", "Identities/CreateToken": "admin", "Identities/CreateOwnToken": "viewer operator admin", "Identities/ListTokens": "admin",
 	"Identities/DeleteToken": "admin", "Identities/ListAuthorities": "viewer operator admin", "Identities/RotateAuthority": "admin", "Identities/ListAudit": "admin", "Keys/GetKeys": "manager",
+	"Identities/ListAccess": "admin", "Identities/RevokeAccess": "admin",
 	"Manager/GetStatus": "viewer operator admin target initiator csi manager", "Manager/ListManagers": "viewer operator admin manager",
 	"Manager/ListNodes": "viewer operator admin csi", "Manager/ListDevices": "viewer operator admin", "Manager/ListDrives": "viewer operator admin",
 	"Manager/ListPools": "viewer operator admin csi", "Manager/GetVolume": "viewer operator admin csi", "Manager/ListVolumes": "viewer operator admin csi",
 	"Manager/GetCapacity": "viewer operator admin csi", "Manager/ExplainVolume": "viewer operator admin", "Manager/ListAttachments": "viewer operator admin csi",
-	"Manager/ListEvents": "viewer operator admin csi", "Manager/WatchEvents": "viewer operator admin csi", "Manager/WhatIf": "viewer operator admin",
-	"Manager/SetNodeLabels": "operator admin", "Manager/AddDrive": "operator admin", "Manager/SetDriveLabels": "operator admin", "Manager/EvictDrive": "operator admin",
+	"Manager/ListEvents": "viewer operator admin csi", "Manager/WatchEvents": "viewer operator admin csi", "Manager/WhatIf": "viewer operator admin", "Manager/GetFigures": "viewer operator admin",
+	"Manager/SetNodeLabels": "operator admin", "Manager/AddDrive": "operator admin", "Manager/SetDriveLabels": "operator admin",
+	"Manager/ListDrivePolicies": "viewer operator admin", "Manager/CreateDrivePolicy": "operator admin", "Manager/DeleteDrivePolicy": "operator admin",
+	"Manager/EvictDrive": "operator admin",
 	"Manager/DrainDrive": "operator admin", "Manager/CordonNode": "operator admin", "Manager/UncordonNode": "operator admin", "Manager/MaintainNode": "operator admin",
 	"Manager/MoveLeg": "operator admin", "Manager/CreatePool": "operator admin", "Manager/DeletePool": "operator admin", "Manager/RebalancePool": "operator admin",
 	"Manager/CreateVolume": "operator admin csi", "Manager/DeleteVolume": "operator admin csi", "Manager/ExpandVolume": "operator admin csi",
 	"Manager/ScrubVolume": "operator admin", "Manager/UpdateVolume": "operator admin csi", "Manager/Attach": "operator admin csi", "Manager/Detach": "operator admin csi",
-	"Manager/ConfirmNodeDead": "admin", "Manager/RemoveNode": "admin", "Manager/PromoteStaleLeg": "admin", "Manager/Backup": "admin",
+	"Manager/ConfirmNodeDead": "admin", "Manager/RemoveNode": "admin", "Manager/PromoteStaleLeg": "admin", "Manager/Backup": "admin", "Manager/SupportBundle": "admin",
 	"Manager/AddManager": "admin manager", "Manager/RemoveManager": "admin", "Manager/TransferLeadership": "admin",
+	"Manager/GetUpgrade": "viewer operator admin", "Manager/FinishUpgrade": "admin", "Manager/ReplaceManager": "admin",
 	"Health/Check": "viewer operator admin target initiator csi manager", "Health/List": "viewer operator admin target initiator csi manager", "Health/Watch": "viewer operator admin target initiator csi manager",
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -22,6 +23,11 @@ import (
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	Identity Identity
+	// Issued is when the certificate says that it was issued; zero if it is not the cluster's own,
+	// which cannot be revoked here.
+	Issued time.Time
+	// Ends is when the certificate ends; zero if the peer has none. A connection must not outlast it.
+	Ends time.Time
 }
 
 // AuthType implements [credentials.AuthInfo].
@@ -30,12 +36,24 @@ func (AuthInfo) AuthType() string { return "weft" }
 // From returns who calls. ok is false on a server whose handshakes find out nothing, as in tests
 // of a service alone.
 func From(ctx context.Context) (who Identity, ok bool) {
+	info, ok := infoOf(ctx)
+	return info.Identity, ok
+}
+
+// Issued returns when the caller's certificate says that it was issued; zero if it has none of the
+// cluster's own.
+func Issued(ctx context.Context) time.Time {
+	info, _ := infoOf(ctx)
+	return info.Issued
+}
+
+func infoOf(ctx context.Context) (info AuthInfo, ok bool) {
 	p, _ := peer.FromContext(ctx)
 	if p == nil {
-		return who, false
+		return info, false
 	}
-	info, ok := p.AuthInfo.(AuthInfo)
-	return info.Identity, ok
+	info, ok = p.AuthInfo.(AuthInfo)
+	return info, ok
 }
 
 // Speaks returns an error if the caller must not speak for a node in a role: a node speaks for
@@ -58,23 +76,49 @@ const (
 	ReasonRole      = "ROLE_NEEDED"     // the identity has not the role
 	ReasonIdentity  = "IDENTITY_NEEDED" // there is none
 	ReasonOtherNode = "OTHER_NODE"      // it is another node's
+	ReasonRevoked   = "CERTIFICATE_REVOKED"
 )
 
 // Guard refuses calls on a server, before the service sees them.
 type Guard struct {
 	// Cluster is the cluster that certificates must name; zero: any, as long as it is not known.
 	Cluster block.ClusterID
+	// Revoked are certificates that are refused; nil: none.
+	Revoked *Revocations
 	// Refused is called for each call that is refused; nil: for none. It must not wait.
 	Refused func(ctx context.Context, who Identity, method string)
 }
 
+// MayReadMetrics returns an error if somebody may not read a daemon's metrics: people may.
+func (g Guard) MayReadMetrics(info AuthInfo) error {
+	who := info.Identity
+	if !people(Viewer).allows(who) {
+		return denied(codes.PermissionDenied, ReasonRole, fmt.Sprintf("metrics: %v may not read them; it needs the role viewer, operator or admin", who), "an admin makes a token: `weft token create --person NAME --role viewer`")
+	}
+	if err := g.ours(who); err != nil {
+		return err
+	}
+	return g.Revoked.check(info)
+}
+
+// ours returns an error if an identity is of another cluster.
+func (g Guard) ours(who Identity) error {
+	if who.Kind != Node && who.Kind != Person || g.Cluster.IsZero() || g.Cluster == who.Cluster {
+		return nil
+	}
+	return denied(codes.PermissionDenied, ReasonIdentity, fmt.Sprintf("%v: the certificate is of cluster %v, this one is %v", who, who.Cluster, g.Cluster), "is --manager right?")
+}
+
 // check decides on a call.
 func (g Guard) check(ctx context.Context, method string) error {
-	who, _ := From(ctx)
+	info, _ := infoOf(ctx)
+	who := info.Identity
 	err := Decide(method, who)
-	named := who.Kind == Node || who.Kind == Person
-	if err == nil && named && !g.Cluster.IsZero() && g.Cluster != who.Cluster {
-		err = denied(codes.PermissionDenied, ReasonIdentity, fmt.Sprintf("%v: the certificate is of cluster %v, this one is %v", who, who.Cluster, g.Cluster), "is --manager right?")
+	if err == nil {
+		err = g.ours(who)
+	}
+	if err == nil && !table[method].open {
+		err = g.Revoked.check(info)
 	}
 	if err == nil {
 		return nil
@@ -122,5 +166,5 @@ func (g Guard) Stream(server any, stream grpc.ServerStream, info *grpc.StreamSer
 	if err := g.check(stream.Context(), info.FullMethod); err != nil {
 		return err
 	}
-	return handle(server, stream)
+	return g.Revoked.serve(server, stream, handle)
 }

@@ -8,8 +8,9 @@
 //
 // An [Identity] is what a connection proves: a node in one role, a person in one role, a user of
 // this machine, or nothing. One table gives each method its roles, and [Decide] is a function of
-// the two alone. [Guard] applies it to a gRPC server, before the service. What a node may say
-// only of itself, such as a report, the service checks with [Speaks].
+// the two alone. [Guard] applies it to a gRPC server, before the service, and refuses certificates
+// that were revoked. What a node may say only of itself, such as a report, the service checks with
+// [Speaks].
 package access
 
 import (

@@ -31,6 +31,8 @@ var table = map[string]rule{
 	pb.Agents_Initiator_FullMethodName:    nodes(Initiator),
 	pb.Agents_RecordStale_FullMethodName:  nodes(Initiator),
 	pb.Agents_RecordInSync_FullMethodName: nodes(Initiator),
+	pb.Agents_Figures_FullMethodName:      nodes(Target, Initiator),
+	pb.Agents_Support_FullMethodName:      nodes(Target, Initiator),
 
 	// The managers among themselves.
 	pb.Quorum_Messages_FullMethodName: nodes(Manager),
@@ -40,8 +42,11 @@ var table = map[string]rule{
 	pb.Identities_Join_FullMethodName:            everybody(),
 	pb.Identities_Renew_FullMethodName:           people(Viewer, Nodes...),
 	pb.Identities_CreateToken_FullMethodName:     people(Admin),
+	pb.Identities_CreateOwnToken_FullMethodName:  people(Viewer),
 	pb.Identities_ListTokens_FullMethodName:      people(Admin),
 	pb.Identities_DeleteToken_FullMethodName:     people(Admin),
+	pb.Identities_ListAccess_FullMethodName:      people(Admin),
+	pb.Identities_RevokeAccess_FullMethodName:    people(Admin),
 	pb.Identities_ListAuthorities_FullMethodName: people(Viewer),
 	pb.Identities_RotateAuthority_FullMethodName: people(Admin),
 	pb.Identities_ListAudit_FullMethodName:       people(Admin),
@@ -50,6 +55,7 @@ var table = map[string]rule{
 	// What reads.
 	pb.Manager_GetStatus_FullMethodName:       people(Viewer, Target, Initiator, CSI, Manager),
 	pb.Manager_ListManagers_FullMethodName:    people(Viewer, Manager),
+	pb.Manager_GetUpgrade_FullMethodName:      people(Viewer),
 	pb.Manager_ListNodes_FullMethodName:       people(Viewer, CSI),
 	pb.Manager_ListDevices_FullMethodName:     people(Viewer),
 	pb.Manager_ListDrives_FullMethodName:      people(Viewer),
@@ -62,6 +68,7 @@ var table = map[string]rule{
 	pb.Manager_ListEvents_FullMethodName:      people(Viewer, CSI),
 	pb.Manager_WatchEvents_FullMethodName:     people(Viewer, CSI),
 	pb.Manager_WhatIf_FullMethodName:          people(Viewer),
+	pb.Manager_GetFigures_FullMethodName:      people(Viewer),
 
 	// Daily work.
 	pb.Manager_SetNodeLabels_FullMethodName:  people(Operator),
@@ -84,14 +91,22 @@ var table = map[string]rule{
 	pb.Manager_Attach_FullMethodName:         people(Operator, CSI),
 	pb.Manager_Detach_FullMethodName:         people(Operator, CSI),
 
+	// What becomes a drive by itself.
+	pb.Manager_ListDrivePolicies_FullMethodName: people(Viewer),
+	pb.Manager_CreateDrivePolicy_FullMethodName: people(Operator),
+	pb.Manager_DeleteDrivePolicy_FullMethodName: people(Operator),
+
 	// What may lose data, or shows all of it, or changes who decides.
 	pb.Manager_ConfirmNodeDead_FullMethodName:    people(Admin),
 	pb.Manager_RemoveNode_FullMethodName:         people(Admin),
 	pb.Manager_PromoteStaleLeg_FullMethodName:    people(Admin),
 	pb.Manager_Backup_FullMethodName:             people(Admin),
+	pb.Manager_SupportBundle_FullMethodName:      people(Admin),
 	pb.Manager_AddManager_FullMethodName:         people(Admin, Manager),
 	pb.Manager_RemoveManager_FullMethodName:      people(Admin),
+	pb.Manager_ReplaceManager_FullMethodName:     people(Admin),
 	pb.Manager_TransferLeadership_FullMethodName: people(Admin),
+	pb.Manager_FinishUpgrade_FullMethodName:      people(Admin),
 
 	grpc_health_v1.Health_Check_FullMethodName: people(Viewer, Nodes...),
 	grpc_health_v1.Health_List_FullMethodName:  people(Viewer, Nodes...),

@@ -30,7 +30,9 @@ var (
 	PropertyChunk   = Property{Field: "chunk_bytes", Flag: "chunk-size", Parameter: "chunkSize", Default: DefaultChunk.String()}
 	PropertyPool    = Property{Field: "pool", Flag: "pool", Parameter: "pool", Default: DefaultPool}
 	PropertySpread  = Property{Field: "spread", Flag: "spread", Parameter: "spread", Default: DefaultSpread}
-	PropertyLabels  = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
+	// PropertyAuthentication: whether hosts and targets prove their identities to one another.
+	PropertyAuthentication = Property{Field: "authentication", Flag: "authentication", Parameter: "authentication", Default: AuthenticationPrefer, Choices: "require prefer off", Later: "weft volume set"}
+	PropertyLabels         = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
 	// Those of a StorageClass alone: how the node reaches the volume, and what it makes on it.
 	PropertyTransport  = Property{Parameter: "transport", Default: "auto", Choices: "tcp auto"}
 	PropertyFileSystem = Property{Parameter: "fsType", Default: "ext4", Choices: "ext4 xfs"}
@@ -43,9 +45,16 @@ const (
 	DefaultSpread = "node" // the label that copies differ in
 )
 
+// The values of PropertyAuthentication.
+const (
+	AuthenticationRequire = "require" // a target or a host that cannot do it is not used
+	AuthenticationPrefer  = "prefer"  // wherever both ends can
+	AuthenticationOff     = "off"
+)
+
 // Properties is the table, in the order in which people are told of it.
 func Properties() []Property {
-	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyLabels, PropertyTransport, PropertyFileSystem}
+	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyAuthentication, PropertyLabels, PropertyTransport, PropertyFileSystem}
 }
 
 // ParameterOf is the StorageClass parameter that fills a field of the manager's

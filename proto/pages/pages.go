@@ -53,6 +53,10 @@ func (c client) ListEvents(ctx context.Context, r *pb.ListEventsRequest, o ...gr
 	return all(ctx, r, c.ManagerClient.ListEvents, o)
 }
 
+func (c client) GetFigures(ctx context.Context, r *pb.GetFiguresRequest, o ...grpc.CallOption) (*pb.GetFiguresResponse, error) {
+	return all(ctx, r, c.ManagerClient.GetFigures, o)
+}
+
 type request interface {
 	proto.Message
 	GetPageSize() uint32

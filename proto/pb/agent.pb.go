@@ -32,6 +32,58 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Ability int32
+
+const (
+	Ability_ABILITY_UNSPECIFIED Ability = 0
+	Ability_ABILITY_UNKNOWN     Ability = 1 // not known yet, as while the kernel's target cannot be read
+	Ability_ABILITY_NO          Ability = 2
+	Ability_ABILITY_YES         Ability = 3
+)
+
+// Enum value maps for Ability.
+var (
+	Ability_name = map[int32]string{
+		0: "ABILITY_UNSPECIFIED",
+		1: "ABILITY_UNKNOWN",
+		2: "ABILITY_NO",
+		3: "ABILITY_YES",
+	}
+	Ability_value = map[string]int32{
+		"ABILITY_UNSPECIFIED": 0,
+		"ABILITY_UNKNOWN":     1,
+		"ABILITY_NO":          2,
+		"ABILITY_YES":         3,
+	}
+)
+
+func (x Ability) Enum() *Ability {
+	p := new(Ability)
+	*p = x
+	return p
+}
+
+func (x Ability) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Ability) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[0].Descriptor()
+}
+
+func (Ability) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[0]
+}
+
+func (x Ability) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Ability.Descriptor instead.
+func (Ability) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
+}
+
 type AttachmentPhase int32
 
 const (
@@ -80,11 +132,11 @@ func (x AttachmentPhase) String() string {
 }
 
 func (AttachmentPhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[0].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
 }
 
 func (AttachmentPhase) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[0]
+	return &file_weft_v1_agent_proto_enumTypes[1]
 }
 
 func (x AttachmentPhase) Number() protoreflect.EnumNumber {
@@ -93,7 +145,7 @@ func (x AttachmentPhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AttachmentPhase.Descriptor instead.
 func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
 }
 
 type ScrubOutcome int32
@@ -135,11 +187,11 @@ func (x ScrubOutcome) String() string {
 }
 
 func (ScrubOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (ScrubOutcome) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[1]
+	return &file_weft_v1_agent_proto_enumTypes[2]
 }
 
 func (x ScrubOutcome) Number() protoreflect.EnumNumber {
@@ -148,7 +200,7 @@ func (x ScrubOutcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ScrubOutcome.Descriptor instead.
 func (ScrubOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type HoldState int32
@@ -187,11 +239,11 @@ func (x HoldState) String() string {
 }
 
 func (HoldState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (HoldState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[2]
+	return &file_weft_v1_agent_proto_enumTypes[3]
 }
 
 func (x HoldState) Number() protoreflect.EnumNumber {
@@ -200,7 +252,7 @@ func (x HoldState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HoldState.Descriptor instead.
 func (HoldState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 type GiveUpReason int32
@@ -239,11 +291,11 @@ func (x GiveUpReason) String() string {
 }
 
 func (GiveUpReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (GiveUpReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[3]
+	return &file_weft_v1_agent_proto_enumTypes[4]
 }
 
 func (x GiveUpReason) Number() protoreflect.EnumNumber {
@@ -252,7 +304,7 @@ func (x GiveUpReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GiveUpReason.Descriptor instead.
 func (GiveUpReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 // LinkState is how well a host reaches a leg.
@@ -295,11 +347,11 @@ func (x LinkState) String() string {
 }
 
 func (LinkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[5].Descriptor()
 }
 
 func (LinkState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[4]
+	return &file_weft_v1_agent_proto_enumTypes[5]
 }
 
 func (x LinkState) Number() protoreflect.EnumNumber {
@@ -308,7 +360,7 @@ func (x LinkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LinkState.Descriptor instead.
 func (LinkState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 type StaleReason int32
@@ -365,11 +417,11 @@ func (x StaleReason) String() string {
 }
 
 func (StaleReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[5].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (StaleReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[5]
+	return &file_weft_v1_agent_proto_enumTypes[6]
 }
 
 func (x StaleReason) Number() protoreflect.EnumNumber {
@@ -378,7 +430,105 @@ func (x StaleReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StaleReason.Descriptor instead.
 func (StaleReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+type FiguresSource int32
+
+const (
+	FiguresSource_FIGURES_SOURCE_UNSPECIFIED FiguresSource = 0
+	FiguresSource_FIGURES_SOURCE_INITIATOR   FiguresSource = 1 // volumes, and legs as their host sees them
+	FiguresSource_FIGURES_SOURCE_TARGET      FiguresSource = 2 // drives, and legs as their target sees them
+)
+
+// Enum value maps for FiguresSource.
+var (
+	FiguresSource_name = map[int32]string{
+		0: "FIGURES_SOURCE_UNSPECIFIED",
+		1: "FIGURES_SOURCE_INITIATOR",
+		2: "FIGURES_SOURCE_TARGET",
+	}
+	FiguresSource_value = map[string]int32{
+		"FIGURES_SOURCE_UNSPECIFIED": 0,
+		"FIGURES_SOURCE_INITIATOR":   1,
+		"FIGURES_SOURCE_TARGET":      2,
+	}
+)
+
+func (x FiguresSource) Enum() *FiguresSource {
+	p := new(FiguresSource)
+	*p = x
+	return p
+}
+
+func (x FiguresSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FiguresSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[7].Descriptor()
+}
+
+func (FiguresSource) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[7]
+}
+
+func (x FiguresSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FiguresSource.Descriptor instead.
+func (FiguresSource) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+type SupportSource int32
+
+const (
+	SupportSource_SUPPORT_SOURCE_UNSPECIFIED SupportSource = 0
+	SupportSource_SUPPORT_SOURCE_INITIATOR   SupportSource = 1
+	SupportSource_SUPPORT_SOURCE_TARGET      SupportSource = 2
+)
+
+// Enum value maps for SupportSource.
+var (
+	SupportSource_name = map[int32]string{
+		0: "SUPPORT_SOURCE_UNSPECIFIED",
+		1: "SUPPORT_SOURCE_INITIATOR",
+		2: "SUPPORT_SOURCE_TARGET",
+	}
+	SupportSource_value = map[string]int32{
+		"SUPPORT_SOURCE_UNSPECIFIED": 0,
+		"SUPPORT_SOURCE_INITIATOR":   1,
+		"SUPPORT_SOURCE_TARGET":      2,
+	}
+)
+
+func (x SupportSource) Enum() *SupportSource {
+	p := new(SupportSource)
+	*p = x
+	return p
+}
+
+func (x SupportSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SupportSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[8].Descriptor()
+}
+
+func (SupportSource) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[8]
+}
+
+func (x SupportSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SupportSource.Descriptor instead.
+func (SupportSource) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 // Scale says how a state, reported or wanted, is sent over a stream. Only package
@@ -632,7 +782,13 @@ type TargetReport struct {
 	// The exports of the node are about to end: hosts are to stop using its legs first, where
 	// they can do without them. The target stops when the wanted state says may_stop, or soon
 	// in any case.
-	Stopping      bool `protobuf:"varint,18,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	Stopping bool `protobuf:"varint,18,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	// Whether the target can demand that hosts prove their identity, and prove its own: see ExportKeys.
+	// Unspecified: a version that cannot.
+	Authenticates Ability `protobuf:"varint,19,opt,name=authenticates,proto3,enum=weft.v1.Ability" json:"authenticates,omitempty"`
+	// Unset: none, or the data path does not count them, as the kernel's does not.
+	Refusals      *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"` // the newest that the agent knows; 0: it is of a version before levels
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -793,6 +949,106 @@ func (x *TargetReport) GetStopping() bool {
 	return false
 }
 
+func (x *TargetReport) GetAuthenticates() Ability {
+	if x != nil {
+		return x.Authenticates
+	}
+	return Ability_ABILITY_UNSPECIFIED
+}
+
+func (x *TargetReport) GetRefusals() *Refusals {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *TargetReport) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+// Refusals are the connections whose hosts had to prove their identity and did not, since the
+// agent started.
+type Refusals struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Count uint64                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Of the last one: to which subsystem, under which name, from where, and why.
+	Nqn           string `protobuf:"bytes,2,opt,name=nqn,proto3" json:"nqn,omitempty"`
+	HostNqn       string `protobuf:"bytes,3,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Address       string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refusals) Reset() {
+	*x = Refusals{}
+	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refusals) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refusals) ProtoMessage() {}
+
+func (x *Refusals) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refusals.ProtoReflect.Descriptor instead.
+func (*Refusals) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Refusals) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Refusals) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *Refusals) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *Refusals) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Refusals) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // DriveReport is a drive with a Weft label, and the label's contents.
 type DriveReport struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
@@ -812,7 +1068,7 @@ type DriveReport struct {
 
 func (x *DriveReport) Reset() {
 	*x = DriveReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	mi := &file_weft_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +1080,7 @@ func (x *DriveReport) String() string {
 func (*DriveReport) ProtoMessage() {}
 
 func (x *DriveReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[4]
+	mi := &file_weft_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +1093,7 @@ func (x *DriveReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriveReport.ProtoReflect.Descriptor instead.
 func (*DriveReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DriveReport) GetDriveId() string {
@@ -923,7 +1179,7 @@ type LegLabel struct {
 
 func (x *LegLabel) Reset() {
 	*x = LegLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[5]
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +1191,7 @@ func (x *LegLabel) String() string {
 func (*LegLabel) ProtoMessage() {}
 
 func (x *LegLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[5]
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +1204,7 @@ func (x *LegLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLabel.ProtoReflect.Descriptor instead.
 func (*LegLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LegLabel) GetLegId() string {
@@ -1071,7 +1327,7 @@ type VolumeLabel struct {
 
 func (x *VolumeLabel) Reset() {
 	*x = VolumeLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1083,7 +1339,7 @@ func (x *VolumeLabel) String() string {
 func (*VolumeLabel) ProtoMessage() {}
 
 func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1096,7 +1352,7 @@ func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLabel.ProtoReflect.Descriptor instead.
 func (*VolumeLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *VolumeLabel) GetVolumeId() string {
@@ -1245,7 +1501,7 @@ type LegReport struct {
 
 func (x *LegReport) Reset() {
 	*x = LegReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1513,7 @@ func (x *LegReport) String() string {
 func (*LegReport) ProtoMessage() {}
 
 func (x *LegReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1526,7 @@ func (x *LegReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReport.ProtoReflect.Descriptor instead.
 func (*LegReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LegReport) GetLegId() string {
@@ -1321,7 +1577,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1589,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1602,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Admission) GetVolumeId() string {
@@ -1374,7 +1630,7 @@ type ExportReport struct {
 
 func (x *ExportReport) Reset() {
 	*x = ExportReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +1642,7 @@ func (x *ExportReport) String() string {
 func (*ExportReport) ProtoMessage() {}
 
 func (x *ExportReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +1655,7 @@ func (x *ExportReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportReport.ProtoReflect.Descriptor instead.
 func (*ExportReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExportReport) GetNqn() string {
@@ -1442,7 +1698,7 @@ type TargetWanted struct {
 
 func (x *TargetWanted) Reset() {
 	*x = TargetWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1710,7 @@ func (x *TargetWanted) String() string {
 func (*TargetWanted) ProtoMessage() {}
 
 func (x *TargetWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1723,7 @@ func (x *TargetWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetWanted.ProtoReflect.Descriptor instead.
 func (*TargetWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TargetWanted) GetGeneration() uint64 {
@@ -1551,7 +1807,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1563,7 +1819,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1576,7 +1832,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1645,7 +1901,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1913,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1926,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -1771,14 +2027,15 @@ type WantedExport struct {
 	ReadOnly   bool                   `protobuf:"varint,9,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"` // the host may only read
 	// How many controllers the host may have at a time, each through another portal. 0 means
 	// 1. It never changes for an export.
-	Paths         uint32 `protobuf:"varint,10,opt,name=paths,proto3" json:"paths,omitempty"`
+	Paths         uint32      `protobuf:"varint,10,opt,name=paths,proto3" json:"paths,omitempty"`
+	Keys          *ExportKeys `protobuf:"bytes,11,opt,name=keys,proto3" json:"keys,omitempty"` // unset: the host need not prove its identity
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +2047,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +2060,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -1876,6 +2133,68 @@ func (x *WantedExport) GetPaths() uint32 {
 	return 0
 }
 
+func (x *WantedExport) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// ExportKeys are the secrets of one export: 32 bytes each, known to its target, its host and the manager.
+// Each grant has its own. With the first the host proves its identity to the target, with the
+// second the target proves its own to the host (DH-HMAC-CHAP, key type SHA-256).
+type ExportKeys struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          []byte                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Controller    []byte                 `protobuf:"bytes,2,opt,name=controller,proto3" json:"controller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportKeys) Reset() {
+	*x = ExportKeys{}
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportKeys) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportKeys) ProtoMessage() {}
+
+func (x *ExportKeys) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
+func (*ExportKeys) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ExportKeys) GetHost() []byte {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *ExportKeys) GetController() []byte {
+	if x != nil {
+		return x.Controller
+	}
+	return nil
+}
+
 type WantedNamespace struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nsid          uint32                 `protobuf:"varint,1,opt,name=nsid,proto3" json:"nsid,omitempty"`
@@ -1887,7 +2206,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +2218,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2231,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -1952,13 +2271,15 @@ type InitiatorReport struct {
 	Scale         *Scale                 `protobuf:"bytes,12,opt,name=scale,proto3" json:"scale,omitempty"`
 	Term          uint64                 `protobuf:"varint,13,opt,name=term,proto3" json:"term,omitempty"`                                         // the highest that the agent has acted on; 0: none
 	TermClusterId string                 `protobuf:"bytes,14,opt,name=term_cluster_id,json=termClusterId,proto3" json:"term_cluster_id,omitempty"` // the cluster whose term that is
+	Authenticates bool                   `protobuf:"varint,15,opt,name=authenticates,proto3" json:"authenticates,omitempty"`                       // the host can prove its identity to targets: see ExportKeys
+	Level         uint32                 `protobuf:"varint,16,opt,name=level,proto3" json:"level,omitempty"`                                       // as in TargetReport
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2291,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2304,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2084,6 +2405,20 @@ func (x *InitiatorReport) GetTermClusterId() string {
 	return ""
 }
 
+func (x *InitiatorReport) GetAuthenticates() bool {
+	if x != nil {
+		return x.Authenticates
+	}
+	return false
+}
+
+func (x *InitiatorReport) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
 // Evidence is a host's durable note about a mirrored volume that it could write: the
 // legs that hold every write acknowledged to the host. The host writes it before it
 // continues without a leg, and after a leg was recorded in sync, so it never names too
@@ -2099,7 +2434,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2446,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2459,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2158,7 +2493,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2505,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2518,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2225,7 +2560,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2572,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2585,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2385,7 +2720,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2397,7 +2732,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2410,7 +2745,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2451,7 +2786,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2798,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2811,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2511,7 +2846,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2858,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2871,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2634,7 +2969,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2981,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2994,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -2693,7 +3028,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +3040,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +3053,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -2786,7 +3121,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +3133,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +3146,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -2833,7 +3168,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2845,7 +3180,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2858,7 +3193,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HoldReport) GetId() string {
@@ -2888,7 +3223,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3235,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3248,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -2951,7 +3286,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3298,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3311,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3027,7 +3362,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3374,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3387,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3115,7 +3450,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3462,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3475,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3268,7 +3603,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3615,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3628,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Scrub) GetId() string {
@@ -3358,7 +3693,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3705,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3718,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Hold) GetId() string {
@@ -3432,14 +3767,16 @@ type WantedLink struct {
 	CopyAllSince uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
 	// Not empty: the host shall leave out this leg in sync, for this reason. It asks for the record
 	// (STALE_REASON_LEFT_OUT) once another copy has everything that was acknowledged on its medium.
-	LeaveOut      string `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
+	LeaveOut      string      `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
+	Keys          *ExportKeys `protobuf:"bytes,17,opt,name=keys,proto3" json:"keys,omitempty"` // unset: no identity is proven
+	Host          *Host       `protobuf:"bytes,18,opt,name=host,proto3" json:"host,omitempty"` // as which to connect; unset: the machine's own identity
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3788,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3801,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3579,6 +3916,20 @@ func (x *WantedLink) GetLeaveOut() string {
 	return ""
 }
 
+func (x *WantedLink) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *WantedLink) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
 type RecordStaleRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3594,7 +3945,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3606,7 +3957,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3619,7 +3970,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -3666,17 +4017,20 @@ func (x *RecordStaleRequest) GetLegs() []*StaleLeg {
 
 // StaleLeg is a leg that a host continues without.
 type StaleLeg struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
-	Reason        StaleReason            `protobuf:"varint,2,opt,name=reason,proto3,enum=weft.v1.StaleReason" json:"reason,omitempty"`
-	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"` // the reason and its details, for people
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	LegId  string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Reason StaleReason            `protobuf:"varint,2,opt,name=reason,proto3,enum=weft.v1.StaleReason" json:"reason,omitempty"`
+	Text   string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"` // the reason and its details, for people
+	// The revision under which the host used the leg, so that a request that arrives late does not
+	// take out what was rebuilt since; 0: not told.
+	Revision      uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3688,7 +4042,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3701,7 +4055,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -3725,6 +4079,13 @@ func (x *StaleLeg) GetText() string {
 	return ""
 }
 
+func (x *StaleLeg) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
 type RecordStaleResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Recorded *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=recorded,proto3" json:"recorded,omitempty"`
@@ -3739,7 +4100,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +4112,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +4125,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -3807,7 +4168,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +4180,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +4193,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -3874,7 +4235,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4247,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4260,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -3934,7 +4295,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3946,7 +4307,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3959,7 +4320,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -3981,6 +4342,465 @@ func (x *RecordInSyncResponse) GetGeneration() uint64 {
 		return x.Generation
 	}
 	return 0
+}
+
+// FiguresReport is the I/O of a node since the previous report of its stream. An agent sends one
+// every two seconds, in several messages if it is large.
+type FiguresReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Source        FiguresSource          `protobuf:"varint,2,opt,name=source,proto3,enum=weft.v1.FiguresSource" json:"source,omitempty"`
+	Nanoseconds   uint64                 `protobuf:"varint,3,opt,name=nanoseconds,proto3" json:"nanoseconds,omitempty"` // the time that the report covers; in its last message
+	More          bool                   `protobuf:"varint,4,opt,name=more,proto3" json:"more,omitempty"`               // more messages of this report follow
+	Objects       []*ObjectFigures       `protobuf:"bytes,5,rep,name=objects,proto3" json:"objects,omitempty"`          // those with I/O; at most 500 in a message
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FiguresReport) Reset() {
+	*x = FiguresReport{}
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FiguresReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FiguresReport) ProtoMessage() {}
+
+func (x *FiguresReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
+func (*FiguresReport) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *FiguresReport) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *FiguresReport) GetSource() FiguresSource {
+	if x != nil {
+		return x.Source
+	}
+	return FiguresSource_FIGURES_SOURCE_UNSPECIFIED
+}
+
+func (x *FiguresReport) GetNanoseconds() uint64 {
+	if x != nil {
+		return x.Nanoseconds
+	}
+	return 0
+}
+
+func (x *FiguresReport) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *FiguresReport) GetObjects() []*ObjectFigures {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+// ObjectFigures is the I/O of one volume, leg or drive. One of the ids is set.
+type ObjectFigures struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	LegId    string                 `protobuf:"bytes,2,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	DriveId  string                 `protobuf:"bytes,3,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Read     *OperationFigures      `protobuf:"bytes,4,opt,name=read,proto3" json:"read,omitempty"`
+	Write    *OperationFigures      `protobuf:"bytes,5,opt,name=write,proto3" json:"write,omitempty"`
+	Flush    *OperationFigures      `protobuf:"bytes,6,opt,name=flush,proto3" json:"flush,omitempty"`
+	Discard  *OperationFigures      `protobuf:"bytes,7,opt,name=discard,proto3" json:"discard,omitempty"`
+	// For how long I/O of a volume was held: at least one I/O could not be answered, because a leg
+	// was lost or failed it, or the volume was held.
+	HeldNanoseconds uint64            `protobuf:"varint,8,opt,name=held_nanoseconds,json=heldNanoseconds,proto3" json:"held_nanoseconds,omitempty"`
+	Any             *OperationFigures `protobuf:"bytes,9,opt,name=any,proto3" json:"any,omitempty"` // latencies that are not counted apart, and nothing else
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ObjectFigures) Reset() {
+	*x = ObjectFigures{}
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectFigures) ProtoMessage() {}
+
+func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
+func (*ObjectFigures) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ObjectFigures) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *ObjectFigures) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *ObjectFigures) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *ObjectFigures) GetRead() *OperationFigures {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
+func (x *ObjectFigures) GetWrite() *OperationFigures {
+	if x != nil {
+		return x.Write
+	}
+	return nil
+}
+
+func (x *ObjectFigures) GetFlush() *OperationFigures {
+	if x != nil {
+		return x.Flush
+	}
+	return nil
+}
+
+func (x *ObjectFigures) GetDiscard() *OperationFigures {
+	if x != nil {
+		return x.Discard
+	}
+	return nil
+}
+
+func (x *ObjectFigures) GetHeldNanoseconds() uint64 {
+	if x != nil {
+		return x.HeldNanoseconds
+	}
+	return 0
+}
+
+func (x *ObjectFigures) GetAny() *OperationFigures {
+	if x != nil {
+		return x.Any
+	}
+	return nil
+}
+
+// OperationFigures is the I/O of one kind.
+type OperationFigures struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Ios             uint64                 `protobuf:"varint,1,opt,name=ios,proto3" json:"ios,omitempty"`
+	Bytes           uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Errors          uint64                 `protobuf:"varint,3,opt,name=errors,proto3" json:"errors,omitempty"`
+	TookNanoseconds uint64                 `protobuf:"varint,4,opt,name=took_nanoseconds,json=tookNanoseconds,proto3" json:"took_nanoseconds,omitempty"` // all I/Os together
+	// How many I/Os are in each bucket of latencies, from the first bucket that has any; none if
+	// latencies are not counted. Bucket 0 has what took less than 2^-20 s, bucket i > 0 what took
+	// less than 2^(-20+i/8) s, and the last one, 208, also what took longer.
+	FirstBucket   uint32   `protobuf:"varint,5,opt,name=first_bucket,json=firstBucket,proto3" json:"first_bucket,omitempty"`
+	Buckets       []uint64 `protobuf:"varint,6,rep,packed,name=buckets,proto3" json:"buckets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationFigures) Reset() {
+	*x = OperationFigures{}
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationFigures) ProtoMessage() {}
+
+func (x *OperationFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
+func (*OperationFigures) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *OperationFigures) GetIos() uint64 {
+	if x != nil {
+		return x.Ios
+	}
+	return 0
+}
+
+func (x *OperationFigures) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *OperationFigures) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
+func (x *OperationFigures) GetTookNanoseconds() uint64 {
+	if x != nil {
+		return x.TookNanoseconds
+	}
+	return 0
+}
+
+func (x *OperationFigures) GetFirstBucket() uint32 {
+	if x != nil {
+		return x.FirstBucket
+	}
+	return 0
+}
+
+func (x *OperationFigures) GetBuckets() []uint64 {
+	if x != nil {
+		return x.Buckets
+	}
+	return nil
+}
+
+type FiguresResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FiguresResponse) Reset() {
+	*x = FiguresResponse{}
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FiguresResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FiguresResponse) ProtoMessage() {}
+
+func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
+func (*FiguresResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+}
+
+// SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
+type SupportQuestion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                        // more than 0; answers repeat it
+	MostBytes     uint64                 `protobuf:"varint,2,opt,name=most_bytes,json=mostBytes,proto3" json:"most_bytes,omitempty"` // of all files of the answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupportQuestion) Reset() {
+	*x = SupportQuestion{}
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupportQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupportQuestion) ProtoMessage() {}
+
+func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
+func (*SupportQuestion) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *SupportQuestion) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SupportQuestion) GetMostBytes() uint64 {
+	if x != nil {
+		return x.MostBytes
+	}
+	return 0
+}
+
+// SupportAnswer is a piece of an answer.
+type SupportAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // in the first message of a stream
+	Source        SupportSource          `protobuf:"varint,2,opt,name=source,proto3,enum=weft.v1.SupportSource" json:"source,omitempty"`
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`  // of the question; 0 in the first message of a stream
+	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`       // "doctor.txt"; pieces of one file follow one another
+	Data          []byte                 `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`       // at most 64 KiB
+	Missing       string                 `protobuf:"bytes,6,opt,name=missing,proto3" json:"missing,omitempty"` // why the file is not there, or why not all of it
+	Last          bool                   `protobuf:"varint,7,opt,name=last,proto3" json:"last,omitempty"`      // nothing of this answer follows
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupportAnswer) Reset() {
+	*x = SupportAnswer{}
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupportAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupportAnswer) ProtoMessage() {}
+
+func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
+func (*SupportAnswer) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SupportAnswer) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SupportAnswer) GetSource() SupportSource {
+	if x != nil {
+		return x.Source
+	}
+	return SupportSource_SUPPORT_SOURCE_UNSPECIFIED
+}
+
+func (x *SupportAnswer) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SupportAnswer) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *SupportAnswer) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *SupportAnswer) GetMissing() string {
+	if x != nil {
+		return x.Missing
+	}
+	return ""
+}
+
+func (x *SupportAnswer) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
 }
 
 var File_weft_v1_agent_proto protoreflect.FileDescriptor
@@ -4008,7 +4828,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xdf\x05\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xdc\x06\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4033,10 +4853,19 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05scale\x18\x0f \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\x10 \x01(\x04R\x04term\x12&\n" +
 	"\x0fterm_cluster_id\x18\x11 \x01(\tR\rtermClusterId\x12\x1a\n" +
-	"\bstopping\x18\x12 \x01(\bR\bstopping\x1a9\n" +
+	"\bstopping\x18\x12 \x01(\bR\bstopping\x126\n" +
+	"\rauthenticates\x18\x13 \x01(\x0e2\x10.weft.v1.AbilityR\rauthenticates\x12-\n" +
+	"\brefusals\x18\x14 \x01(\v2\x11.weft.v1.RefusalsR\brefusals\x12\x14\n" +
+	"\x05level\x18\x15 \x01(\rR\x05level\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x83\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
+	"\bRefusals\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x10\n" +
+	"\x03nqn\x18\x02 \x01(\tR\x03nqn\x12\x19\n" +
+	"\bhost_nqn\x18\x03 \x01(\tR\ahostNqn\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x83\x02\n" +
 	"\vDriveReport\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x1d\n" +
 	"\n" +
@@ -4141,7 +4970,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
-	"\x05blank\x18\f \x01(\bR\x05blank\"\xb9\x02\n" +
+	"\x05blank\x18\f \x01(\bR\x05blank\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -4157,11 +4986,18 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"namespaces\x12\x1b\n" +
 	"\tread_only\x18\t \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05paths\x18\n" +
-	" \x01(\rR\x05paths\"P\n" +
+	" \x01(\rR\x05paths\x12'\n" +
+	"\x04keys\x18\v \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"@\n" +
+	"\n" +
+	"ExportKeys\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\fR\x04host\x12\x1e\n" +
+	"\n" +
+	"controller\x18\x02 \x01(\fR\n" +
+	"controller\"P\n" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
-	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xc7\x04\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\x83\x05\n" +
 	"\x0fInitiatorReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2$.weft.v1.InitiatorReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4180,7 +5016,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\v \x01(\tR\tclusterId\x12$\n" +
 	"\x05scale\x18\f \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\r \x01(\x04R\x04term\x12&\n" +
-	"\x0fterm_cluster_id\x18\x0e \x01(\tR\rtermClusterId\x1a9\n" +
+	"\x0fterm_cluster_id\x18\x0e \x01(\tR\rtermClusterId\x12$\n" +
+	"\rauthenticates\x18\x0f \x01(\bR\rauthenticates\x12\x14\n" +
+	"\x05level\x18\x10 \x01(\rR\x05level\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"g\n" +
@@ -4309,7 +5147,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\brecorded\x18\a \x01(\x04R\brecorded\"G\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\xbe\x03\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\x8a\x04\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -4328,18 +5166,21 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06reborn\x18\r \x01(\x04R\x06reborn\x12\x14\n" +
 	"\x05paths\x18\x0e \x01(\rR\x05paths\x12$\n" +
 	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\x12\x1b\n" +
-	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\"\xb3\x01\n" +
+	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\x12'\n" +
+	"\x04keys\x18\x11 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12!\n" +
+	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\"\xb3\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x17\n" +
 	"\aleg_ids\x18\x04 \x03(\tR\x06legIds\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12%\n" +
-	"\x04legs\x18\x06 \x03(\v2\x11.weft.v1.StaleLegR\x04legs\"c\n" +
+	"\x04legs\x18\x06 \x03(\v2\x11.weft.v1.StaleLegR\x04legs\"\x7f\n" +
 	"\bStaleLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12,\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x14.weft.v1.StaleReasonR\x06reason\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"\x9e\x01\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\"\x9e\x01\n" +
 	"\x13RecordStaleResponse\x126\n" +
 	"\brecorded\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\brecorded\x12\x1b\n" +
 	"\tevent_seq\x18\x02 \x01(\x04R\beventSeq\x12\x12\n" +
@@ -4362,7 +5203,49 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation*\x9d\x02\n" +
+	"generation\"\xbb\x01\n" +
+	"\rFiguresReport\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
+	"\x06source\x18\x02 \x01(\x0e2\x16.weft.v1.FiguresSourceR\x06source\x12 \n" +
+	"\vnanoseconds\x18\x03 \x01(\x04R\vnanoseconds\x12\x12\n" +
+	"\x04more\x18\x04 \x01(\bR\x04more\x120\n" +
+	"\aobjects\x18\x05 \x03(\v2\x16.weft.v1.ObjectFiguresR\aobjects\"\xfc\x02\n" +
+	"\rObjectFigures\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x15\n" +
+	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x19\n" +
+	"\bdrive_id\x18\x03 \x01(\tR\adriveId\x12-\n" +
+	"\x04read\x18\x04 \x01(\v2\x19.weft.v1.OperationFiguresR\x04read\x12/\n" +
+	"\x05write\x18\x05 \x01(\v2\x19.weft.v1.OperationFiguresR\x05write\x12/\n" +
+	"\x05flush\x18\x06 \x01(\v2\x19.weft.v1.OperationFiguresR\x05flush\x123\n" +
+	"\adiscard\x18\a \x01(\v2\x19.weft.v1.OperationFiguresR\adiscard\x12)\n" +
+	"\x10held_nanoseconds\x18\b \x01(\x04R\x0fheldNanoseconds\x12+\n" +
+	"\x03any\x18\t \x01(\v2\x19.weft.v1.OperationFiguresR\x03any\"\xba\x01\n" +
+	"\x10OperationFigures\x12\x10\n" +
+	"\x03ios\x18\x01 \x01(\x04R\x03ios\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06errors\x18\x03 \x01(\x04R\x06errors\x12)\n" +
+	"\x10took_nanoseconds\x18\x04 \x01(\x04R\x0ftookNanoseconds\x12!\n" +
+	"\ffirst_bucket\x18\x05 \x01(\rR\vfirstBucket\x12\x18\n" +
+	"\abuckets\x18\x06 \x03(\x04R\abuckets\"\x11\n" +
+	"\x0fFiguresResponse\"H\n" +
+	"\x0fSupportQuestion\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
+	"\n" +
+	"most_bytes\x18\x02 \x01(\x04R\tmostBytes\"\xc1\x01\n" +
+	"\rSupportAnswer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
+	"\x06source\x18\x02 \x01(\x0e2\x16.weft.v1.SupportSourceR\x06source\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04file\x18\x04 \x01(\tR\x04file\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\x12\x18\n" +
+	"\amissing\x18\x06 \x01(\tR\amissing\x12\x12\n" +
+	"\x04last\x18\a \x01(\bR\x04last*X\n" +
+	"\aAbility\x12\x17\n" +
+	"\x13ABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fABILITY_UNKNOWN\x10\x01\x12\x0e\n" +
+	"\n" +
+	"ABILITY_NO\x10\x02\x12\x0f\n" +
+	"\vABILITY_YES\x10\x03*\x9d\x02\n" +
 	"\x0fAttachmentPhase\x12 \n" +
 	"\x1cATTACHMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_PHASE_CONNECTING\x10\x01\x12\x1f\n" +
@@ -4404,12 +5287,22 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x18STALE_REASON_SHARED_PATH\x10\x06\x12\x1e\n" +
 	"\x1aSTALE_REASON_NOT_CONNECTED\x10\a\x12\x1b\n" +
 	"\x17STALE_REASON_NOT_IN_USE\x10\b\x12\x19\n" +
-	"\x15STALE_REASON_LEFT_OUT\x10\t2\xa0\x02\n" +
+	"\x15STALE_REASON_LEFT_OUT\x10\t*h\n" +
+	"\rFiguresSource\x12\x1e\n" +
+	"\x1aFIGURES_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18FIGURES_SOURCE_INITIATOR\x10\x01\x12\x19\n" +
+	"\x15FIGURES_SOURCE_TARGET\x10\x02*h\n" +
+	"\rSupportSource\x12\x1e\n" +
+	"\x1aSUPPORT_SOURCE_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18SUPPORT_SOURCE_INITIATOR\x10\x01\x12\x19\n" +
+	"\x15SUPPORT_SOURCE_TARGET\x10\x022\xa0\x03\n" +
 	"\x06Agents\x12:\n" +
 	"\x06Target\x12\x15.weft.v1.TargetReport\x1a\x15.weft.v1.TargetWanted(\x010\x01\x12C\n" +
 	"\tInitiator\x12\x18.weft.v1.InitiatorReport\x1a\x18.weft.v1.InitiatorWanted(\x010\x01\x12H\n" +
 	"\vRecordStale\x12\x1b.weft.v1.RecordStaleRequest\x1a\x1c.weft.v1.RecordStaleResponse\x12K\n" +
-	"\fRecordInSync\x12\x1c.weft.v1.RecordInSyncRequest\x1a\x1d.weft.v1.RecordInSyncResponseB\x1bZ\x19weft.dev/weft/proto/pb;pbb\x06proto3"
+	"\fRecordInSync\x12\x1c.weft.v1.RecordInSyncRequest\x1a\x1d.weft.v1.RecordInSyncResponse\x12=\n" +
+	"\aFigures\x12\x16.weft.v1.FiguresReport\x1a\x18.weft.v1.FiguresResponse(\x01\x12?\n" +
+	"\aSupport\x12\x16.weft.v1.SupportAnswer\x1a\x18.weft.v1.SupportQuestion(\x010\x01B\x1bZ\x19weft.dev/weft/proto/pb;pbb\x06proto3"
 
 var (
 	file_weft_v1_agent_proto_rawDescOnce sync.Once
@@ -4423,150 +5316,178 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 	return file_weft_v1_agent_proto_rawDescData
 }
 
-var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_weft_v1_agent_proto_goTypes = []any{
-	(AttachmentPhase)(0),          // 0: weft.v1.AttachmentPhase
-	(ScrubOutcome)(0),             // 1: weft.v1.ScrubOutcome
-	(HoldState)(0),                // 2: weft.v1.HoldState
-	(GiveUpReason)(0),             // 3: weft.v1.GiveUpReason
-	(LinkState)(0),                // 4: weft.v1.LinkState
-	(StaleReason)(0),              // 5: weft.v1.StaleReason
-	(*Scale)(nil),                 // 6: weft.v1.Scale
-	(*Difference)(nil),            // 7: weft.v1.Difference
-	(*Piece)(nil),                 // 8: weft.v1.Piece
-	(*TargetReport)(nil),          // 9: weft.v1.TargetReport
-	(*DriveReport)(nil),           // 10: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 11: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 12: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 13: weft.v1.LegReport
-	(*Admission)(nil),             // 14: weft.v1.Admission
-	(*ExportReport)(nil),          // 15: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 16: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 17: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 18: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 19: weft.v1.WantedExport
-	(*WantedNamespace)(nil),       // 20: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 21: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 22: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 23: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 24: weft.v1.AttachmentReport
-	(*CopyReport)(nil),            // 25: weft.v1.CopyReport
-	(*InUse)(nil),                 // 26: weft.v1.InUse
-	(*ScrubReport)(nil),           // 27: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 28: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 29: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 30: weft.v1.Copies
-	(*HoldReport)(nil),            // 31: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 32: weft.v1.GaveUp
-	(*LegLink)(nil),               // 33: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 34: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 35: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 36: weft.v1.Scrub
-	(*Hold)(nil),                  // 37: weft.v1.Hold
-	(*WantedLink)(nil),            // 38: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 39: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 40: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 41: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 42: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 43: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 44: weft.v1.RecordInSyncResponse
-	nil,                           // 45: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 46: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 47: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 48: weft.v1.Portal
-	(*Device)(nil),                // 49: weft.v1.Device
-	(*Problem)(nil),               // 50: weft.v1.Problem
-	(*Extent)(nil),                // 51: weft.v1.Extent
-	(ImageKind)(0),                // 52: weft.v1.ImageKind
-	(*Layout)(nil),                // 53: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
-	(*Host)(nil),                  // 55: weft.v1.Host
-	(AttachMode)(0),               // 56: weft.v1.AttachMode
-	(*Place)(nil),                 // 57: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 58: google.protobuf.Duration
-	(LegState)(0),                 // 59: weft.v1.LegState
+	(Ability)(0),                  // 0: weft.v1.Ability
+	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
+	(ScrubOutcome)(0),             // 2: weft.v1.ScrubOutcome
+	(HoldState)(0),                // 3: weft.v1.HoldState
+	(GiveUpReason)(0),             // 4: weft.v1.GiveUpReason
+	(LinkState)(0),                // 5: weft.v1.LinkState
+	(StaleReason)(0),              // 6: weft.v1.StaleReason
+	(FiguresSource)(0),            // 7: weft.v1.FiguresSource
+	(SupportSource)(0),            // 8: weft.v1.SupportSource
+	(*Scale)(nil),                 // 9: weft.v1.Scale
+	(*Difference)(nil),            // 10: weft.v1.Difference
+	(*Piece)(nil),                 // 11: weft.v1.Piece
+	(*TargetReport)(nil),          // 12: weft.v1.TargetReport
+	(*Refusals)(nil),              // 13: weft.v1.Refusals
+	(*DriveReport)(nil),           // 14: weft.v1.DriveReport
+	(*LegLabel)(nil),              // 15: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 16: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 17: weft.v1.LegReport
+	(*Admission)(nil),             // 18: weft.v1.Admission
+	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
+	(*WantedDrive)(nil),           // 21: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 22: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 23: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 24: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 25: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 26: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 27: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
+	(*CopyReport)(nil),            // 30: weft.v1.CopyReport
+	(*InUse)(nil),                 // 31: weft.v1.InUse
+	(*ScrubReport)(nil),           // 32: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 33: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 34: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 35: weft.v1.Copies
+	(*HoldReport)(nil),            // 36: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 37: weft.v1.GaveUp
+	(*LegLink)(nil),               // 38: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 39: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 40: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 41: weft.v1.Scrub
+	(*Hold)(nil),                  // 42: weft.v1.Hold
+	(*WantedLink)(nil),            // 43: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 44: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 45: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 46: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 47: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 48: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 49: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 50: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 51: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 52: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 53: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 54: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 55: weft.v1.SupportAnswer
+	nil,                           // 56: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 57: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 58: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 59: weft.v1.Portal
+	(*Device)(nil),                // 60: weft.v1.Device
+	(*Problem)(nil),               // 61: weft.v1.Problem
+	(*Extent)(nil),                // 62: weft.v1.Extent
+	(ImageKind)(0),                // 63: weft.v1.ImageKind
+	(*Layout)(nil),                // 64: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
+	(*Host)(nil),                  // 66: weft.v1.Host
+	(AttachMode)(0),               // 67: weft.v1.AttachMode
+	(*Place)(nil),                 // 68: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
+	(LegState)(0),                 // 70: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	7,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	8,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	45, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	48, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	49, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	10, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	13, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	14, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	15, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	50, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	6,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	11, // 11: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	51, // 12: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	12, // 13: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	52, // 14: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	53, // 15: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	46, // 16: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	54, // 17: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	17, // 18: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	18, // 19: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	14, // 20: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	19, // 21: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	6,  // 22: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	51, // 23: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	12, // 24: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	52, // 25: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	55, // 26: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	20, // 27: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	47, // 28: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	55, // 29: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	24, // 30: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	50, // 31: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	22, // 32: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	6,  // 33: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	23, // 34: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	0,  // 35: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	33, // 36: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	32, // 37: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	31, // 38: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	26, // 39: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	27, // 40: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	25, // 41: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	29, // 42: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	28, // 43: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	30, // 44: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	30, // 45: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	1,  // 46: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	2,  // 47: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	3,  // 48: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	4,  // 49: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	35, // 50: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	6,  // 51: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	53, // 52: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	56, // 53: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	38, // 54: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	37, // 55: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	36, // 56: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	57, // 57: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	28, // 58: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	58, // 59: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	59, // 60: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	48, // 61: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	40, // 62: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	5,  // 63: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	54, // 64: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	43, // 65: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	9,  // 66: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	21, // 67: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	39, // 68: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	42, // 69: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	16, // 70: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	34, // 71: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	41, // 72: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	44, // 73: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	70, // [70:74] is the sub-list for method output_type
-	66, // [66:70] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	56, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	59, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	60, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	61, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
+	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
+	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	62, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	63, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	64, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	57, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	65, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	62, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	63, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	66, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	58, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	66, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	61, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	38, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	37, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	36, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	31, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	32, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	30, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	34, // 45: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	33, // 46: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	35, // 47: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	35, // 48: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 49: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 50: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 51: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 52: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	40, // 53: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 54: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	64, // 55: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	67, // 56: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	43, // 57: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	42, // 58: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	41, // 59: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	68, // 60: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	33, // 61: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	69, // 62: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	70, // 63: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	59, // 64: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	24, // 65: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	66, // 66: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	45, // 67: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 68: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	65, // 69: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	48, // 70: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 71: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	51, // 72: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	52, // 73: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	52, // 74: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	52, // 75: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	52, // 76: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	52, // 77: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 78: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 79: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	26, // 80: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	44, // 81: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	47, // 82: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	50, // 83: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	55, // 84: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	20, // 85: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	39, // 86: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	46, // 87: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	49, // 88: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	53, // 89: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	54, // 90: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	85, // [85:91] is the sub-list for method output_type
+	79, // [79:85] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -4575,14 +5496,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[23].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   42,
+			NumEnums:      9,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

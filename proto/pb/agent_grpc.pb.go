@@ -32,6 +32,8 @@ const (
 	Agents_Initiator_FullMethodName    = "/weft.v1.Agents/Initiator"
 	Agents_RecordStale_FullMethodName  = "/weft.v1.Agents/RecordStale"
 	Agents_RecordInSync_FullMethodName = "/weft.v1.Agents/RecordInSync"
+	Agents_Figures_FullMethodName      = "/weft.v1.Agents/Figures"
+	Agents_Support_FullMethodName      = "/weft.v1.Agents/Support"
 )
 
 // AgentsClient is the client API for Agents service.
@@ -53,6 +55,13 @@ type AgentsClient interface {
 	RecordStale(ctx context.Context, in *RecordStaleRequest, opts ...grpc.CallOption) (*RecordStaleResponse, error)
 	// RecordInSync puts legs back after their resync is complete in this epoch.
 	RecordInSync(ctx context.Context, in *RecordInSyncRequest, opts ...grpc.CallOption) (*RecordInSyncResponse, error)
+	// Figures takes the I/O of a node as it happens. A target agent and an initiator agent have a
+	// stream of their own each. Nothing of it is recorded, and a manager forgets it after minutes.
+	Figures(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[FiguresReport, FiguresResponse], error)
+	// Support waits for the manager to ask what it wants to know for a support bundle, and answers in
+	// pieces. A target agent and an initiator agent have a stream of their own each. The first answer
+	// only says who the agent is.
+	Support(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SupportAnswer, SupportQuestion], error)
 }
 
 type agentsClient struct {
@@ -109,6 +118,32 @@ func (c *agentsClient) RecordInSync(ctx context.Context, in *RecordInSyncRequest
 	return out, nil
 }
 
+func (c *agentsClient) Figures(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[FiguresReport, FiguresResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Agents_ServiceDesc.Streams[2], Agents_Figures_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FiguresReport, FiguresResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agents_FiguresClient = grpc.ClientStreamingClient[FiguresReport, FiguresResponse]
+
+func (c *agentsClient) Support(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SupportAnswer, SupportQuestion], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Agents_ServiceDesc.Streams[3], Agents_Support_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SupportAnswer, SupportQuestion]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agents_SupportClient = grpc.BidiStreamingClient[SupportAnswer, SupportQuestion]
+
 // AgentsServer is the server API for Agents service.
 // All implementations must embed UnimplementedAgentsServer
 // for forward compatibility.
@@ -128,6 +163,13 @@ type AgentsServer interface {
 	RecordStale(context.Context, *RecordStaleRequest) (*RecordStaleResponse, error)
 	// RecordInSync puts legs back after their resync is complete in this epoch.
 	RecordInSync(context.Context, *RecordInSyncRequest) (*RecordInSyncResponse, error)
+	// Figures takes the I/O of a node as it happens. A target agent and an initiator agent have a
+	// stream of their own each. Nothing of it is recorded, and a manager forgets it after minutes.
+	Figures(grpc.ClientStreamingServer[FiguresReport, FiguresResponse]) error
+	// Support waits for the manager to ask what it wants to know for a support bundle, and answers in
+	// pieces. A target agent and an initiator agent have a stream of their own each. The first answer
+	// only says who the agent is.
+	Support(grpc.BidiStreamingServer[SupportAnswer, SupportQuestion]) error
 	mustEmbedUnimplementedAgentsServer()
 }
 
@@ -149,6 +191,12 @@ func (UnimplementedAgentsServer) RecordStale(context.Context, *RecordStaleReques
 }
 func (UnimplementedAgentsServer) RecordInSync(context.Context, *RecordInSyncRequest) (*RecordInSyncResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RecordInSync not implemented")
+}
+func (UnimplementedAgentsServer) Figures(grpc.ClientStreamingServer[FiguresReport, FiguresResponse]) error {
+	return status.Error(codes.Unimplemented, "method Figures not implemented")
+}
+func (UnimplementedAgentsServer) Support(grpc.BidiStreamingServer[SupportAnswer, SupportQuestion]) error {
+	return status.Error(codes.Unimplemented, "method Support not implemented")
 }
 func (UnimplementedAgentsServer) mustEmbedUnimplementedAgentsServer() {}
 func (UnimplementedAgentsServer) testEmbeddedByValue()                {}
@@ -221,6 +269,20 @@ func _Agents_RecordInSync_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Agents_Figures_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentsServer).Figures(&grpc.GenericServerStream[FiguresReport, FiguresResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agents_FiguresServer = grpc.ClientStreamingServer[FiguresReport, FiguresResponse]
+
+func _Agents_Support_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentsServer).Support(&grpc.GenericServerStream[SupportAnswer, SupportQuestion]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Agents_SupportServer = grpc.BidiStreamingServer[SupportAnswer, SupportQuestion]
+
 // Agents_ServiceDesc is the grpc.ServiceDesc for Agents service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -247,6 +309,17 @@ var Agents_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Initiator",
 			Handler:       _Agents_Initiator_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Figures",
+			Handler:       _Agents_Figures_Handler,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Support",
+			Handler:       _Agents_Support_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

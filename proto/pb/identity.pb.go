@@ -30,6 +30,8 @@ type JoinRequest struct {
 	TokenId            string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	Proof              []byte                 `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`                                                     // the token's secret
 	CertificateRequest []byte                 `protobuf:"bytes,3,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"` // PKCS #10, in DER; only its public key counts
+	AccountToken       []byte                 `protobuf:"bytes,4,opt,name=account_token,json=accountToken,proto3" json:"account_token,omitempty"`                   // of a Kubernetes service account, in place of token_id and proof
+	Role               string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`                                                       // with account_token: "target", "initiator" or "csi"
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -83,6 +85,20 @@ func (x *JoinRequest) GetCertificateRequest() []byte {
 		return x.CertificateRequest
 	}
 	return nil
+}
+
+func (x *JoinRequest) GetAccountToken() []byte {
+	if x != nil {
+		return x.AccountToken
+	}
+	return nil
+}
+
+func (x *JoinRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type RenewRequest struct {
@@ -293,6 +309,42 @@ func (x *CreateTokenRequest) GetSeconds() uint64 {
 	return 0
 }
 
+type CreateOwnTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateOwnTokenRequest) Reset() {
+	*x = CreateOwnTokenRequest{}
+	mi := &file_weft_v1_identity_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateOwnTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateOwnTokenRequest) ProtoMessage() {}
+
+func (x *CreateOwnTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateOwnTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateOwnTokenRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{5}
+}
+
 type CreateTokenResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Token         string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"` // with its secret, which nobody can ask for again
@@ -303,7 +355,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[5]
+	mi := &file_weft_v1_identity_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +367,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[5]
+	mi := &file_weft_v1_identity_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +380,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -358,7 +410,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_weft_v1_identity_proto_msgTypes[6]
+	mi := &file_weft_v1_identity_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -370,7 +422,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[6]
+	mi := &file_weft_v1_identity_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -383,7 +435,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Token) GetId() string {
@@ -429,7 +481,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[7]
+	mi := &file_weft_v1_identity_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -441,7 +493,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[7]
+	mi := &file_weft_v1_identity_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -454,7 +506,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{8}
 }
 
 type ListTokensResponse struct {
@@ -466,7 +518,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[8]
+	mi := &file_weft_v1_identity_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +530,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[8]
+	mi := &file_weft_v1_identity_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +543,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -510,7 +562,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[9]
+	mi := &file_weft_v1_identity_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +574,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[9]
+	mi := &file_weft_v1_identity_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +587,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -553,7 +605,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[10]
+	mi := &file_weft_v1_identity_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +617,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[10]
+	mi := &file_weft_v1_identity_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +630,200 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{11}
+}
+
+// Access is an identity that has got certificates here.
+type Access struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subject       *Subject               `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"`
+	Joined        *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=joined,proto3" json:"joined,omitempty"`   // unset: not known
+	Ends          *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=ends,proto3" json:"ends,omitempty"`       // when its last certificate ends; unset: not known
+	Revoked       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=revoked,proto3" json:"revoked,omitempty"` // unset: it was not, or has joined again since
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Access) Reset() {
+	*x = Access{}
+	mi := &file_weft_v1_identity_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Access) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Access) ProtoMessage() {}
+
+func (x *Access) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Access.ProtoReflect.Descriptor instead.
+func (*Access) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Access) GetSubject() *Subject {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
+}
+
+func (x *Access) GetJoined() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Joined
+	}
+	return nil
+}
+
+func (x *Access) GetEnds() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
+func (x *Access) GetRevoked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Revoked
+	}
+	return nil
+}
+
+type ListAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAccessRequest) Reset() {
+	*x = ListAccessRequest{}
+	mi := &file_weft_v1_identity_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAccessRequest) ProtoMessage() {}
+
+func (x *ListAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAccessRequest.ProtoReflect.Descriptor instead.
+func (*ListAccessRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{13}
+}
+
+type ListAccessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Access        []*Access              `protobuf:"bytes,1,rep,name=access,proto3" json:"access,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAccessResponse) Reset() {
+	*x = ListAccessResponse{}
+	mi := &file_weft_v1_identity_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAccessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAccessResponse) ProtoMessage() {}
+
+func (x *ListAccessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAccessResponse.ProtoReflect.Descriptor instead.
+func (*ListAccessResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ListAccessResponse) GetAccess() []*Access {
+	if x != nil {
+		return x.Access
+	}
+	return nil
+}
+
+type RevokeAccessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subject       *Subject               `protobuf:"bytes,1,opt,name=subject,proto3" json:"subject,omitempty"` // without a role: in every role that it has, except that of a manager
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeAccessRequest) Reset() {
+	*x = RevokeAccessRequest{}
+	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeAccessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeAccessRequest) ProtoMessage() {}
+
+func (x *RevokeAccessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeAccessRequest.ProtoReflect.Descriptor instead.
+func (*RevokeAccessRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RevokeAccessRequest) GetSubject() *Subject {
+	if x != nil {
+		return x.Subject
+	}
+	return nil
 }
 
 type Authority struct {
@@ -595,7 +840,7 @@ type Authority struct {
 
 func (x *Authority) Reset() {
 	*x = Authority{}
-	mi := &file_weft_v1_identity_proto_msgTypes[11]
+	mi := &file_weft_v1_identity_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +852,7 @@ func (x *Authority) String() string {
 func (*Authority) ProtoMessage() {}
 
 func (x *Authority) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[11]
+	mi := &file_weft_v1_identity_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +865,7 @@ func (x *Authority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Authority.ProtoReflect.Descriptor instead.
 func (*Authority) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Authority) GetHash() string {
@@ -673,7 +918,7 @@ type ListAuthoritiesRequest struct {
 
 func (x *ListAuthoritiesRequest) Reset() {
 	*x = ListAuthoritiesRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[12]
+	mi := &file_weft_v1_identity_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +930,7 @@ func (x *ListAuthoritiesRequest) String() string {
 func (*ListAuthoritiesRequest) ProtoMessage() {}
 
 func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[12]
+	mi := &file_weft_v1_identity_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +943,7 @@ func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{17}
 }
 
 type ListAuthoritiesResponse struct {
@@ -710,7 +955,7 @@ type ListAuthoritiesResponse struct {
 
 func (x *ListAuthoritiesResponse) Reset() {
 	*x = ListAuthoritiesResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[13]
+	mi := &file_weft_v1_identity_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -722,7 +967,7 @@ func (x *ListAuthoritiesResponse) String() string {
 func (*ListAuthoritiesResponse) ProtoMessage() {}
 
 func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[13]
+	mi := &file_weft_v1_identity_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -735,7 +980,7 @@ func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListAuthoritiesResponse) GetAuthorities() []*Authority {
@@ -753,7 +998,7 @@ type RotateAuthorityRequest struct {
 
 func (x *RotateAuthorityRequest) Reset() {
 	*x = RotateAuthorityRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[14]
+	mi := &file_weft_v1_identity_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -765,7 +1010,7 @@ func (x *RotateAuthorityRequest) String() string {
 func (*RotateAuthorityRequest) ProtoMessage() {}
 
 func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[14]
+	mi := &file_weft_v1_identity_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -778,7 +1023,7 @@ func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{19}
 }
 
 type ListAuditRequest struct {
@@ -792,7 +1037,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	mi := &file_weft_v1_identity_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1049,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[15]
+	mi := &file_weft_v1_identity_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1062,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListAuditRequest) GetAfterSeq() uint64 {
@@ -852,7 +1097,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	mi := &file_weft_v1_identity_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +1109,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[16]
+	mi := &file_weft_v1_identity_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +1122,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -922,7 +1167,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_weft_v1_identity_proto_msgTypes[17]
+	mi := &file_weft_v1_identity_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +1179,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[17]
+	mi := &file_weft_v1_identity_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1192,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AuditEntry) GetSeq() uint64 {
@@ -1035,7 +1280,7 @@ type GetKeysRequest struct {
 
 func (x *GetKeysRequest) Reset() {
 	*x = GetKeysRequest{}
-	mi := &file_weft_v1_identity_proto_msgTypes[18]
+	mi := &file_weft_v1_identity_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1292,7 @@ func (x *GetKeysRequest) String() string {
 func (*GetKeysRequest) ProtoMessage() {}
 
 func (x *GetKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[18]
+	mi := &file_weft_v1_identity_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1305,7 @@ func (x *GetKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetKeysRequest.ProtoReflect.Descriptor instead.
 func (*GetKeysRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{23}
 }
 
 type GetKeysResponse struct {
@@ -1073,7 +1318,7 @@ type GetKeysResponse struct {
 
 func (x *GetKeysResponse) Reset() {
 	*x = GetKeysResponse{}
-	mi := &file_weft_v1_identity_proto_msgTypes[19]
+	mi := &file_weft_v1_identity_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1330,7 @@ func (x *GetKeysResponse) String() string {
 func (*GetKeysResponse) ProtoMessage() {}
 
 func (x *GetKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_identity_proto_msgTypes[19]
+	mi := &file_weft_v1_identity_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1343,7 @@ func (x *GetKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetKeysResponse.ProtoReflect.Descriptor instead.
 func (*GetKeysResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_identity_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_identity_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetKeysResponse) GetKeys() []byte {
@@ -1119,11 +1364,13 @@ var File_weft_v1_identity_proto protoreflect.FileDescriptor
 
 const file_weft_v1_identity_proto_rawDesc = "" +
 	"\n" +
-	"\x16weft/v1/identity.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"o\n" +
+	"\x16weft/v1/identity.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x01\n" +
 	"\vJoinRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x14\n" +
 	"\x05proof\x18\x02 \x01(\fR\x05proof\x12/\n" +
-	"\x13certificate_request\x18\x03 \x01(\fR\x12certificateRequest\"?\n" +
+	"\x13certificate_request\x18\x03 \x01(\fR\x12certificateRequest\x12#\n" +
+	"\raccount_token\x18\x04 \x01(\fR\faccountToken\x12\x12\n" +
+	"\x04role\x18\x05 \x01(\tR\x04role\"?\n" +
 	"\fRenewRequest\x12/\n" +
 	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\"Q\n" +
 	"\vCredentials\x12 \n" +
@@ -1135,7 +1382,8 @@ const file_weft_v1_identity_proto_rawDesc = "" +
 	"\x04role\x18\x03 \x01(\tR\x04role\"Z\n" +
 	"\x12CreateTokenRequest\x12*\n" +
 	"\asubject\x18\x01 \x01(\v2\x10.weft.v1.SubjectR\asubject\x12\x18\n" +
-	"\aseconds\x18\x02 \x01(\x04R\aseconds\"U\n" +
+	"\aseconds\x18\x02 \x01(\x04R\aseconds\"\x17\n" +
+	"\x15CreateOwnTokenRequest\"U\n" +
 	"\x13CreateTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12(\n" +
 	"\acreated\x18\x02 \x01(\v2\x0e.weft.v1.TokenR\acreated\"\xdf\x01\n" +
@@ -1150,7 +1398,17 @@ const file_weft_v1_identity_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0e.weft.v1.TokenR\x06tokens\"$\n" +
 	"\x12DeleteTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13DeleteTokenResponse\"\xed\x01\n" +
+	"\x13DeleteTokenResponse\"\xce\x01\n" +
+	"\x06Access\x12*\n" +
+	"\asubject\x18\x01 \x01(\v2\x10.weft.v1.SubjectR\asubject\x122\n" +
+	"\x06joined\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06joined\x12.\n" +
+	"\x04ends\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04ends\x124\n" +
+	"\arevoked\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\arevoked\"\x13\n" +
+	"\x11ListAccessRequest\"=\n" +
+	"\x12ListAccessResponse\x12'\n" +
+	"\x06access\x18\x01 \x03(\v2\x0f.weft.v1.AccessR\x06access\"A\n" +
+	"\x13RevokeAccessRequest\x12*\n" +
+	"\asubject\x18\x01 \x01(\v2\x10.weft.v1.SubjectR\asubject\"\xed\x01\n" +
 	"\tAuthority\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\tR\x04hash\x12 \n" +
 	"\vcertificate\x18\x02 \x01(\fR\vcertificate\x120\n" +
@@ -1190,15 +1448,19 @@ const file_weft_v1_identity_proto_rawDesc = "" +
 	"\x0eGetKeysRequest\"G\n" +
 	"\x0fGetKeysResponse\x12\x12\n" +
 	"\x04keys\x18\x01 \x01(\fR\x04keys\x12 \n" +
-	"\vauthorities\x18\x02 \x03(\fR\vauthorities2\xc1\x04\n" +
+	"\vauthorities\x18\x02 \x03(\fR\vauthorities2\xa3\x06\n" +
 	"\n" +
 	"Identities\x122\n" +
 	"\x04Join\x12\x14.weft.v1.JoinRequest\x1a\x14.weft.v1.Credentials\x124\n" +
 	"\x05Renew\x12\x15.weft.v1.RenewRequest\x1a\x14.weft.v1.Credentials\x12H\n" +
-	"\vCreateToken\x12\x1b.weft.v1.CreateTokenRequest\x1a\x1c.weft.v1.CreateTokenResponse\x12E\n" +
+	"\vCreateToken\x12\x1b.weft.v1.CreateTokenRequest\x1a\x1c.weft.v1.CreateTokenResponse\x12N\n" +
+	"\x0eCreateOwnToken\x12\x1e.weft.v1.CreateOwnTokenRequest\x1a\x1c.weft.v1.CreateTokenResponse\x12E\n" +
 	"\n" +
 	"ListTokens\x12\x1a.weft.v1.ListTokensRequest\x1a\x1b.weft.v1.ListTokensResponse\x12H\n" +
-	"\vDeleteToken\x12\x1b.weft.v1.DeleteTokenRequest\x1a\x1c.weft.v1.DeleteTokenResponse\x12T\n" +
+	"\vDeleteToken\x12\x1b.weft.v1.DeleteTokenRequest\x1a\x1c.weft.v1.DeleteTokenResponse\x12E\n" +
+	"\n" +
+	"ListAccess\x12\x1a.weft.v1.ListAccessRequest\x1a\x1b.weft.v1.ListAccessResponse\x12I\n" +
+	"\fRevokeAccess\x12\x1c.weft.v1.RevokeAccessRequest\x1a\x1b.weft.v1.ListAccessResponse\x12T\n" +
 	"\x0fListAuthorities\x12\x1f.weft.v1.ListAuthoritiesRequest\x1a .weft.v1.ListAuthoritiesResponse\x12T\n" +
 	"\x0fRotateAuthority\x12\x1f.weft.v1.RotateAuthorityRequest\x1a .weft.v1.ListAuthoritiesResponse\x12B\n" +
 	"\tListAudit\x12\x19.weft.v1.ListAuditRequest\x1a\x1a.weft.v1.ListAuditResponse2D\n" +
@@ -1217,67 +1479,84 @@ func file_weft_v1_identity_proto_rawDescGZIP() []byte {
 	return file_weft_v1_identity_proto_rawDescData
 }
 
-var file_weft_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_weft_v1_identity_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_weft_v1_identity_proto_goTypes = []any{
 	(*JoinRequest)(nil),             // 0: weft.v1.JoinRequest
 	(*RenewRequest)(nil),            // 1: weft.v1.RenewRequest
 	(*Credentials)(nil),             // 2: weft.v1.Credentials
 	(*Subject)(nil),                 // 3: weft.v1.Subject
 	(*CreateTokenRequest)(nil),      // 4: weft.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 5: weft.v1.CreateTokenResponse
-	(*Token)(nil),                   // 6: weft.v1.Token
-	(*ListTokensRequest)(nil),       // 7: weft.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 8: weft.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 9: weft.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 10: weft.v1.DeleteTokenResponse
-	(*Authority)(nil),               // 11: weft.v1.Authority
-	(*ListAuthoritiesRequest)(nil),  // 12: weft.v1.ListAuthoritiesRequest
-	(*ListAuthoritiesResponse)(nil), // 13: weft.v1.ListAuthoritiesResponse
-	(*RotateAuthorityRequest)(nil),  // 14: weft.v1.RotateAuthorityRequest
-	(*ListAuditRequest)(nil),        // 15: weft.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),       // 16: weft.v1.ListAuditResponse
-	(*AuditEntry)(nil),              // 17: weft.v1.AuditEntry
-	(*GetKeysRequest)(nil),          // 18: weft.v1.GetKeysRequest
-	(*GetKeysResponse)(nil),         // 19: weft.v1.GetKeysResponse
-	(*timestamppb.Timestamp)(nil),   // 20: google.protobuf.Timestamp
+	(*CreateOwnTokenRequest)(nil),   // 5: weft.v1.CreateOwnTokenRequest
+	(*CreateTokenResponse)(nil),     // 6: weft.v1.CreateTokenResponse
+	(*Token)(nil),                   // 7: weft.v1.Token
+	(*ListTokensRequest)(nil),       // 8: weft.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 9: weft.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 10: weft.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 11: weft.v1.DeleteTokenResponse
+	(*Access)(nil),                  // 12: weft.v1.Access
+	(*ListAccessRequest)(nil),       // 13: weft.v1.ListAccessRequest
+	(*ListAccessResponse)(nil),      // 14: weft.v1.ListAccessResponse
+	(*RevokeAccessRequest)(nil),     // 15: weft.v1.RevokeAccessRequest
+	(*Authority)(nil),               // 16: weft.v1.Authority
+	(*ListAuthoritiesRequest)(nil),  // 17: weft.v1.ListAuthoritiesRequest
+	(*ListAuthoritiesResponse)(nil), // 18: weft.v1.ListAuthoritiesResponse
+	(*RotateAuthorityRequest)(nil),  // 19: weft.v1.RotateAuthorityRequest
+	(*ListAuditRequest)(nil),        // 20: weft.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),       // 21: weft.v1.ListAuditResponse
+	(*AuditEntry)(nil),              // 22: weft.v1.AuditEntry
+	(*GetKeysRequest)(nil),          // 23: weft.v1.GetKeysRequest
+	(*GetKeysResponse)(nil),         // 24: weft.v1.GetKeysResponse
+	(*timestamppb.Timestamp)(nil),   // 25: google.protobuf.Timestamp
 }
 var file_weft_v1_identity_proto_depIdxs = []int32{
 	3,  // 0: weft.v1.CreateTokenRequest.subject:type_name -> weft.v1.Subject
-	6,  // 1: weft.v1.CreateTokenResponse.created:type_name -> weft.v1.Token
+	7,  // 1: weft.v1.CreateTokenResponse.created:type_name -> weft.v1.Token
 	3,  // 2: weft.v1.Token.subject:type_name -> weft.v1.Subject
-	20, // 3: weft.v1.Token.created:type_name -> google.protobuf.Timestamp
-	20, // 4: weft.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	20, // 5: weft.v1.Token.used:type_name -> google.protobuf.Timestamp
-	6,  // 6: weft.v1.ListTokensResponse.tokens:type_name -> weft.v1.Token
-	20, // 7: weft.v1.Authority.added:type_name -> google.protobuf.Timestamp
-	20, // 8: weft.v1.Authority.begins:type_name -> google.protobuf.Timestamp
-	20, // 9: weft.v1.Authority.goes:type_name -> google.protobuf.Timestamp
-	11, // 10: weft.v1.ListAuthoritiesResponse.authorities:type_name -> weft.v1.Authority
-	17, // 11: weft.v1.ListAuditResponse.entries:type_name -> weft.v1.AuditEntry
-	20, // 12: weft.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	0,  // 13: weft.v1.Identities.Join:input_type -> weft.v1.JoinRequest
-	1,  // 14: weft.v1.Identities.Renew:input_type -> weft.v1.RenewRequest
-	4,  // 15: weft.v1.Identities.CreateToken:input_type -> weft.v1.CreateTokenRequest
-	7,  // 16: weft.v1.Identities.ListTokens:input_type -> weft.v1.ListTokensRequest
-	9,  // 17: weft.v1.Identities.DeleteToken:input_type -> weft.v1.DeleteTokenRequest
-	12, // 18: weft.v1.Identities.ListAuthorities:input_type -> weft.v1.ListAuthoritiesRequest
-	14, // 19: weft.v1.Identities.RotateAuthority:input_type -> weft.v1.RotateAuthorityRequest
-	15, // 20: weft.v1.Identities.ListAudit:input_type -> weft.v1.ListAuditRequest
-	18, // 21: weft.v1.Keys.GetKeys:input_type -> weft.v1.GetKeysRequest
-	2,  // 22: weft.v1.Identities.Join:output_type -> weft.v1.Credentials
-	2,  // 23: weft.v1.Identities.Renew:output_type -> weft.v1.Credentials
-	5,  // 24: weft.v1.Identities.CreateToken:output_type -> weft.v1.CreateTokenResponse
-	8,  // 25: weft.v1.Identities.ListTokens:output_type -> weft.v1.ListTokensResponse
-	10, // 26: weft.v1.Identities.DeleteToken:output_type -> weft.v1.DeleteTokenResponse
-	13, // 27: weft.v1.Identities.ListAuthorities:output_type -> weft.v1.ListAuthoritiesResponse
-	13, // 28: weft.v1.Identities.RotateAuthority:output_type -> weft.v1.ListAuthoritiesResponse
-	16, // 29: weft.v1.Identities.ListAudit:output_type -> weft.v1.ListAuditResponse
-	19, // 30: weft.v1.Keys.GetKeys:output_type -> weft.v1.GetKeysResponse
-	22, // [22:31] is the sub-list for method output_type
-	13, // [13:22] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	25, // 3: weft.v1.Token.created:type_name -> google.protobuf.Timestamp
+	25, // 4: weft.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	25, // 5: weft.v1.Token.used:type_name -> google.protobuf.Timestamp
+	7,  // 6: weft.v1.ListTokensResponse.tokens:type_name -> weft.v1.Token
+	3,  // 7: weft.v1.Access.subject:type_name -> weft.v1.Subject
+	25, // 8: weft.v1.Access.joined:type_name -> google.protobuf.Timestamp
+	25, // 9: weft.v1.Access.ends:type_name -> google.protobuf.Timestamp
+	25, // 10: weft.v1.Access.revoked:type_name -> google.protobuf.Timestamp
+	12, // 11: weft.v1.ListAccessResponse.access:type_name -> weft.v1.Access
+	3,  // 12: weft.v1.RevokeAccessRequest.subject:type_name -> weft.v1.Subject
+	25, // 13: weft.v1.Authority.added:type_name -> google.protobuf.Timestamp
+	25, // 14: weft.v1.Authority.begins:type_name -> google.protobuf.Timestamp
+	25, // 15: weft.v1.Authority.goes:type_name -> google.protobuf.Timestamp
+	16, // 16: weft.v1.ListAuthoritiesResponse.authorities:type_name -> weft.v1.Authority
+	22, // 17: weft.v1.ListAuditResponse.entries:type_name -> weft.v1.AuditEntry
+	25, // 18: weft.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	0,  // 19: weft.v1.Identities.Join:input_type -> weft.v1.JoinRequest
+	1,  // 20: weft.v1.Identities.Renew:input_type -> weft.v1.RenewRequest
+	4,  // 21: weft.v1.Identities.CreateToken:input_type -> weft.v1.CreateTokenRequest
+	5,  // 22: weft.v1.Identities.CreateOwnToken:input_type -> weft.v1.CreateOwnTokenRequest
+	8,  // 23: weft.v1.Identities.ListTokens:input_type -> weft.v1.ListTokensRequest
+	10, // 24: weft.v1.Identities.DeleteToken:input_type -> weft.v1.DeleteTokenRequest
+	13, // 25: weft.v1.Identities.ListAccess:input_type -> weft.v1.ListAccessRequest
+	15, // 26: weft.v1.Identities.RevokeAccess:input_type -> weft.v1.RevokeAccessRequest
+	17, // 27: weft.v1.Identities.ListAuthorities:input_type -> weft.v1.ListAuthoritiesRequest
+	19, // 28: weft.v1.Identities.RotateAuthority:input_type -> weft.v1.RotateAuthorityRequest
+	20, // 29: weft.v1.Identities.ListAudit:input_type -> weft.v1.ListAuditRequest
+	23, // 30: weft.v1.Keys.GetKeys:input_type -> weft.v1.GetKeysRequest
+	2,  // 31: weft.v1.Identities.Join:output_type -> weft.v1.Credentials
+	2,  // 32: weft.v1.Identities.Renew:output_type -> weft.v1.Credentials
+	6,  // 33: weft.v1.Identities.CreateToken:output_type -> weft.v1.CreateTokenResponse
+	6,  // 34: weft.v1.Identities.CreateOwnToken:output_type -> weft.v1.CreateTokenResponse
+	9,  // 35: weft.v1.Identities.ListTokens:output_type -> weft.v1.ListTokensResponse
+	11, // 36: weft.v1.Identities.DeleteToken:output_type -> weft.v1.DeleteTokenResponse
+	14, // 37: weft.v1.Identities.ListAccess:output_type -> weft.v1.ListAccessResponse
+	14, // 38: weft.v1.Identities.RevokeAccess:output_type -> weft.v1.ListAccessResponse
+	18, // 39: weft.v1.Identities.ListAuthorities:output_type -> weft.v1.ListAuthoritiesResponse
+	18, // 40: weft.v1.Identities.RotateAuthority:output_type -> weft.v1.ListAuthoritiesResponse
+	21, // 41: weft.v1.Identities.ListAudit:output_type -> weft.v1.ListAuditResponse
+	24, // 42: weft.v1.Keys.GetKeys:output_type -> weft.v1.GetKeysResponse
+	31, // [31:43] is the sub-list for method output_type
+	19, // [19:31] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_identity_proto_init() }
@@ -1291,7 +1570,7 @@ func file_weft_v1_identity_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_identity_proto_rawDesc), len(file_weft_v1_identity_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

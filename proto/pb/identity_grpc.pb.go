@@ -25,8 +25,11 @@ const (
 	Identities_Join_FullMethodName            = "/weft.v1.Identities/Join"
 	Identities_Renew_FullMethodName           = "/weft.v1.Identities/Renew"
 	Identities_CreateToken_FullMethodName     = "/weft.v1.Identities/CreateToken"
+	Identities_CreateOwnToken_FullMethodName  = "/weft.v1.Identities/CreateOwnToken"
 	Identities_ListTokens_FullMethodName      = "/weft.v1.Identities/ListTokens"
 	Identities_DeleteToken_FullMethodName     = "/weft.v1.Identities/DeleteToken"
+	Identities_ListAccess_FullMethodName      = "/weft.v1.Identities/ListAccess"
+	Identities_RevokeAccess_FullMethodName    = "/weft.v1.Identities/RevokeAccess"
 	Identities_ListAuthorities_FullMethodName = "/weft.v1.Identities/ListAuthorities"
 	Identities_RotateAuthority_FullMethodName = "/weft.v1.Identities/RotateAuthority"
 	Identities_ListAudit_FullMethodName       = "/weft.v1.Identities/ListAudit"
@@ -39,7 +42,8 @@ const (
 // Identities gives certificates to members. A certificate names its holder in a URI,
 // spiffe://CLUSTER/node/NAME/ROLE or spiffe://CLUSTER/person/NAME/ROLE, and says nothing else.
 type IdentitiesClient interface {
-	// Join gives a certificate to the holder of a token. It is the only method that a peer
+	// Join gives a certificate to the holder of a token, or of a Kubernetes service account's token: its
+	// node may join in the roles that the manager gives the account. It is the only method that a peer
 	// without a certificate may call. A token is good for one key: the call can be repeated with
 	// the same request.
 	Join(ctx context.Context, in *JoinRequest, opts ...grpc.CallOption) (*Credentials, error)
@@ -47,8 +51,16 @@ type IdentitiesClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*Credentials, error)
 	// CreateToken makes a token, which lets one node or person join once.
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error)
+	// CreateOwnToken makes a token for the caller, a person: whoever has it gets a certificate of the
+	// caller's name and role, once, within 15 minutes. A browser logs in with it.
+	CreateOwnToken(ctx context.Context, in *CreateOwnTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error)
 	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error)
 	DeleteToken(ctx context.Context, in *DeleteTokenRequest, opts ...grpc.CallOption) (*DeleteTokenResponse, error)
+	// ListAccess returns who has certificates, and whose were revoked.
+	ListAccess(ctx context.Context, in *ListAccessRequest, opts ...grpc.CallOption) (*ListAccessResponse, error)
+	// RevokeAccess makes the certificates and tokens of a node or a person worthless. It returns the
+	// identities that it has revoked. Whoever gets a new token can join again.
+	RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*ListAccessResponse, error)
 	// ListAuthorities returns the authorities that members trust, the one that signs first.
 	ListAuthorities(ctx context.Context, in *ListAuthoritiesRequest, opts ...grpc.CallOption) (*ListAuthoritiesResponse, error)
 	// RotateAuthority makes a new authority, which takes the place of the present one when every
@@ -96,6 +108,16 @@ func (c *identitiesClient) CreateToken(ctx context.Context, in *CreateTokenReque
 	return out, nil
 }
 
+func (c *identitiesClient) CreateOwnToken(ctx context.Context, in *CreateOwnTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateTokenResponse)
+	err := c.cc.Invoke(ctx, Identities_CreateOwnToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *identitiesClient) ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListTokensResponse)
@@ -110,6 +132,26 @@ func (c *identitiesClient) DeleteToken(ctx context.Context, in *DeleteTokenReque
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteTokenResponse)
 	err := c.cc.Invoke(ctx, Identities_DeleteToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identitiesClient) ListAccess(ctx context.Context, in *ListAccessRequest, opts ...grpc.CallOption) (*ListAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAccessResponse)
+	err := c.cc.Invoke(ctx, Identities_ListAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *identitiesClient) RevokeAccess(ctx context.Context, in *RevokeAccessRequest, opts ...grpc.CallOption) (*ListAccessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAccessResponse)
+	err := c.cc.Invoke(ctx, Identities_RevokeAccess_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +195,8 @@ func (c *identitiesClient) ListAudit(ctx context.Context, in *ListAuditRequest, 
 // Identities gives certificates to members. A certificate names its holder in a URI,
 // spiffe://CLUSTER/node/NAME/ROLE or spiffe://CLUSTER/person/NAME/ROLE, and says nothing else.
 type IdentitiesServer interface {
-	// Join gives a certificate to the holder of a token. It is the only method that a peer
+	// Join gives a certificate to the holder of a token, or of a Kubernetes service account's token: its
+	// node may join in the roles that the manager gives the account. It is the only method that a peer
 	// without a certificate may call. A token is good for one key: the call can be repeated with
 	// the same request.
 	Join(context.Context, *JoinRequest) (*Credentials, error)
@@ -161,8 +204,16 @@ type IdentitiesServer interface {
 	Renew(context.Context, *RenewRequest) (*Credentials, error)
 	// CreateToken makes a token, which lets one node or person join once.
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error)
+	// CreateOwnToken makes a token for the caller, a person: whoever has it gets a certificate of the
+	// caller's name and role, once, within 15 minutes. A browser logs in with it.
+	CreateOwnToken(context.Context, *CreateOwnTokenRequest) (*CreateTokenResponse, error)
 	ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error)
 	DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error)
+	// ListAccess returns who has certificates, and whose were revoked.
+	ListAccess(context.Context, *ListAccessRequest) (*ListAccessResponse, error)
+	// RevokeAccess makes the certificates and tokens of a node or a person worthless. It returns the
+	// identities that it has revoked. Whoever gets a new token can join again.
+	RevokeAccess(context.Context, *RevokeAccessRequest) (*ListAccessResponse, error)
 	// ListAuthorities returns the authorities that members trust, the one that signs first.
 	ListAuthorities(context.Context, *ListAuthoritiesRequest) (*ListAuthoritiesResponse, error)
 	// RotateAuthority makes a new authority, which takes the place of the present one when every
@@ -189,11 +240,20 @@ func (UnimplementedIdentitiesServer) Renew(context.Context, *RenewRequest) (*Cre
 func (UnimplementedIdentitiesServer) CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateToken not implemented")
 }
+func (UnimplementedIdentitiesServer) CreateOwnToken(context.Context, *CreateOwnTokenRequest) (*CreateTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateOwnToken not implemented")
+}
 func (UnimplementedIdentitiesServer) ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTokens not implemented")
 }
 func (UnimplementedIdentitiesServer) DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteToken not implemented")
+}
+func (UnimplementedIdentitiesServer) ListAccess(context.Context, *ListAccessRequest) (*ListAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAccess not implemented")
+}
+func (UnimplementedIdentitiesServer) RevokeAccess(context.Context, *RevokeAccessRequest) (*ListAccessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeAccess not implemented")
 }
 func (UnimplementedIdentitiesServer) ListAuthorities(context.Context, *ListAuthoritiesRequest) (*ListAuthoritiesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAuthorities not implemented")
@@ -279,6 +339,24 @@ func _Identities_CreateToken_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Identities_CreateOwnToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateOwnTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentitiesServer).CreateOwnToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Identities_CreateOwnToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentitiesServer).CreateOwnToken(ctx, req.(*CreateOwnTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Identities_ListTokens_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListTokensRequest)
 	if err := dec(in); err != nil {
@@ -311,6 +389,42 @@ func _Identities_DeleteToken_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(IdentitiesServer).DeleteToken(ctx, req.(*DeleteTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Identities_ListAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentitiesServer).ListAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Identities_ListAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentitiesServer).ListAccess(ctx, req.(*ListAccessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Identities_RevokeAccess_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeAccessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(IdentitiesServer).RevokeAccess(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Identities_RevokeAccess_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(IdentitiesServer).RevokeAccess(ctx, req.(*RevokeAccessRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -389,12 +503,24 @@ var Identities_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Identities_CreateToken_Handler,
 		},
 		{
+			MethodName: "CreateOwnToken",
+			Handler:    _Identities_CreateOwnToken_Handler,
+		},
+		{
 			MethodName: "ListTokens",
 			Handler:    _Identities_ListTokens_Handler,
 		},
 		{
 			MethodName: "DeleteToken",
 			Handler:    _Identities_DeleteToken_Handler,
+		},
+		{
+			MethodName: "ListAccess",
+			Handler:    _Identities_ListAccess_Handler,
+		},
+		{
+			MethodName: "RevokeAccess",
+			Handler:    _Identities_RevokeAccess_Handler,
 		},
 		{
 			MethodName: "ListAuthorities",

@@ -35,6 +35,61 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type FiguresOf int32
+
+const (
+	FiguresOf_FIGURES_OF_UNSPECIFIED FiguresOf = 0 // volumes
+	FiguresOf_FIGURES_OF_VOLUMES     FiguresOf = 1 // each, on all hosts together
+	FiguresOf_FIGURES_OF_HOSTS       FiguresOf = 2 // the volumes of each host, together
+	FiguresOf_FIGURES_OF_DRIVES      FiguresOf = 3
+	FiguresOf_FIGURES_OF_LEGS        FiguresOf = 4 // of the volume, as its hosts see them
+)
+
+// Enum value maps for FiguresOf.
+var (
+	FiguresOf_name = map[int32]string{
+		0: "FIGURES_OF_UNSPECIFIED",
+		1: "FIGURES_OF_VOLUMES",
+		2: "FIGURES_OF_HOSTS",
+		3: "FIGURES_OF_DRIVES",
+		4: "FIGURES_OF_LEGS",
+	}
+	FiguresOf_value = map[string]int32{
+		"FIGURES_OF_UNSPECIFIED": 0,
+		"FIGURES_OF_VOLUMES":     1,
+		"FIGURES_OF_HOSTS":       2,
+		"FIGURES_OF_DRIVES":      3,
+		"FIGURES_OF_LEGS":        4,
+	}
+)
+
+func (x FiguresOf) Enum() *FiguresOf {
+	p := new(FiguresOf)
+	*p = x
+	return p
+}
+
+func (x FiguresOf) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FiguresOf) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_manager_proto_enumTypes[0].Descriptor()
+}
+
+func (FiguresOf) Type() protoreflect.EnumType {
+	return &file_weft_v1_manager_proto_enumTypes[0]
+}
+
+func (x FiguresOf) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FiguresOf.Descriptor instead.
+func (FiguresOf) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{0}
+}
+
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -432,6 +487,110 @@ func (x *RemoveManagerResponse) GetRemoved() *ManagerMember {
 	return nil
 }
 
+type ReplaceManagerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Old           string                 `protobuf:"bytes,1,opt,name=old,proto3" json:"old,omitempty"` // as in RemoveManagerRequest
+	New           string                 `protobuf:"bytes,2,opt,name=new,proto3" json:"new,omitempty"` // the same; it was added before
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceManagerRequest) Reset() {
+	*x = ReplaceManagerRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceManagerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceManagerRequest) ProtoMessage() {}
+
+func (x *ReplaceManagerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceManagerRequest.ProtoReflect.Descriptor instead.
+func (*ReplaceManagerRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ReplaceManagerRequest) GetOld() string {
+	if x != nil {
+		return x.Old
+	}
+	return ""
+}
+
+func (x *ReplaceManagerRequest) GetNew() string {
+	if x != nil {
+		return x.New
+	}
+	return ""
+}
+
+type ReplaceManagerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Removed       *ManagerMember         `protobuf:"bytes,1,opt,name=removed,proto3" json:"removed,omitempty"`                   // absent if it was removed before
+	WaitsFor      string                 `protobuf:"bytes,2,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // not empty: ask again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceManagerResponse) Reset() {
+	*x = ReplaceManagerResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceManagerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceManagerResponse) ProtoMessage() {}
+
+func (x *ReplaceManagerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceManagerResponse.ProtoReflect.Descriptor instead.
+func (*ReplaceManagerResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReplaceManagerResponse) GetRemoved() *ManagerMember {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *ReplaceManagerResponse) GetWaitsFor() string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return ""
+}
+
 type TransferLeadershipRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Manager       string                 `protobuf:"bytes,1,opt,name=manager,proto3" json:"manager,omitempty"` // as in RemoveManagerRequest; empty means the one that has most of the log
@@ -441,7 +600,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +612,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +625,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TransferLeadershipRequest) GetManager() string {
@@ -484,7 +643,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +655,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +668,218 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
+}
+
+type GetUpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetUpgradeRequest) Reset() {
+	*x = GetUpgradeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetUpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetUpgradeRequest) ProtoMessage() {}
+
+func (x *GetUpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetUpgradeRequest.ProtoReflect.Descriptor instead.
+func (*GetUpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
+}
+
+type FinishUpgradeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishUpgradeRequest) Reset() {
+	*x = FinishUpgradeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishUpgradeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishUpgradeRequest) ProtoMessage() {}
+
+func (x *FinishUpgradeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishUpgradeRequest.ProtoReflect.Descriptor instead.
+func (*FinishUpgradeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
+}
+
+// Upgrade says how far an upgrade has come. A level is a number of what may be recorded and said:
+// nothing of a higher level than the cluster's is.
+type Upgrade struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Level         uint32                 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`   // the cluster's
+	Newest        uint32                 `protobuf:"varint,2,opt,name=newest,proto3" json:"newest,omitempty"` // the newest that the manager that leads knows
+	Parts         []*UpgradePart         `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Upgrade) Reset() {
+	*x = Upgrade{}
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Upgrade) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Upgrade) ProtoMessage() {}
+
+func (x *Upgrade) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Upgrade.ProtoReflect.Descriptor instead.
+func (*Upgrade) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Upgrade) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *Upgrade) GetNewest() uint32 {
+	if x != nil {
+		return x.Newest
+	}
+	return 0
+}
+
+func (x *Upgrade) GetParts() []*UpgradePart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// UpgradePart is a manager or an agent.
+type UpgradePart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`       // "manager", "target" or "initiator"
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`       // a manager's id, or the agent's node
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"` // empty if it is not known
+	Level         uint32                 `protobuf:"varint,4,opt,name=level,proto3" json:"level,omitempty"`    // the newest that it knows; 0 if that is not known
+	Blocks        string                 `protobuf:"bytes,5,opt,name=blocks,proto3" json:"blocks,omitempty"`   // why the upgrade cannot be finished because of it; empty if it can
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpgradePart) Reset() {
+	*x = UpgradePart{}
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpgradePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpgradePart) ProtoMessage() {}
+
+func (x *UpgradePart) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpgradePart.ProtoReflect.Descriptor instead.
+func (*UpgradePart) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *UpgradePart) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *UpgradePart) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UpgradePart) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *UpgradePart) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *UpgradePart) GetBlocks() string {
+	if x != nil {
+		return x.Blocks
+	}
+	return ""
 }
 
 type Status struct {
@@ -533,7 +903,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +915,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +928,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Status) GetClusterId() string {
@@ -662,7 +1032,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +1044,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +1057,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListNodesRequest) GetPageSize() uint32 {
@@ -714,7 +1084,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +1096,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +1109,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -766,7 +1136,7 @@ type SetNodeLabelsRequest struct {
 
 func (x *SetNodeLabelsRequest) Reset() {
 	*x = SetNodeLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +1148,7 @@ func (x *SetNodeLabelsRequest) String() string {
 func (*SetNodeLabelsRequest) ProtoMessage() {}
 
 func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +1161,7 @@ func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetNodeLabelsRequest) GetNode() string {
@@ -817,7 +1187,7 @@ type ConfirmNodeDeadRequest struct {
 
 func (x *ConfirmNodeDeadRequest) Reset() {
 	*x = ConfirmNodeDeadRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -829,7 +1199,7 @@ func (x *ConfirmNodeDeadRequest) String() string {
 func (*ConfirmNodeDeadRequest) ProtoMessage() {}
 
 func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -842,7 +1212,7 @@ func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmNodeDeadRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmNodeDeadRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConfirmNodeDeadRequest) GetNode() string {
@@ -861,7 +1231,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1243,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1256,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -904,7 +1274,7 @@ type RemoveNodeResponse struct {
 
 func (x *RemoveNodeResponse) Reset() {
 	*x = RemoveNodeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1286,7 @@ func (x *RemoveNodeResponse) String() string {
 func (*RemoveNodeResponse) ProtoMessage() {}
 
 func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1299,7 @@ func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 type ListDevicesRequest struct {
@@ -943,7 +1313,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1325,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1338,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListDevicesRequest) GetNode() string {
@@ -1002,7 +1372,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1384,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1397,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -1055,7 +1425,7 @@ type ListDrivesRequest struct {
 
 func (x *ListDrivesRequest) Reset() {
 	*x = ListDrivesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1437,7 @@ func (x *ListDrivesRequest) String() string {
 func (*ListDrivesRequest) ProtoMessage() {}
 
 func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1450,7 @@ func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListDrivesRequest) GetNode() string {
@@ -1114,7 +1484,7 @@ type ListDrivesResponse struct {
 
 func (x *ListDrivesResponse) Reset() {
 	*x = ListDrivesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1496,7 @@ func (x *ListDrivesResponse) String() string {
 func (*ListDrivesResponse) ProtoMessage() {}
 
 func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1509,7 @@ func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListDrivesResponse) GetDrives() []*Drive {
@@ -1169,7 +1539,7 @@ type AddDriveRequest struct {
 
 func (x *AddDriveRequest) Reset() {
 	*x = AddDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1551,7 @@ func (x *AddDriveRequest) String() string {
 func (*AddDriveRequest) ProtoMessage() {}
 
 func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1564,7 @@ func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDriveRequest.ProtoReflect.Descriptor instead.
 func (*AddDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AddDriveRequest) GetNode() string {
@@ -1235,7 +1605,7 @@ type SetDriveLabelsRequest struct {
 
 func (x *SetDriveLabelsRequest) Reset() {
 	*x = SetDriveLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1617,7 @@ func (x *SetDriveLabelsRequest) String() string {
 func (*SetDriveLabelsRequest) ProtoMessage() {}
 
 func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1630,7 @@ func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDriveLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetDriveLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetDriveLabelsRequest) GetDriveId() string {
@@ -1286,7 +1656,7 @@ type EvictDriveRequest struct {
 
 func (x *EvictDriveRequest) Reset() {
 	*x = EvictDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1668,7 @@ func (x *EvictDriveRequest) String() string {
 func (*EvictDriveRequest) ProtoMessage() {}
 
 func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1681,7 @@ func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveRequest.ProtoReflect.Descriptor instead.
 func (*EvictDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EvictDriveRequest) GetDriveId() string {
@@ -1329,7 +1699,7 @@ type EvictDriveResponse struct {
 
 func (x *EvictDriveResponse) Reset() {
 	*x = EvictDriveResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1711,7 @@ func (x *EvictDriveResponse) String() string {
 func (*EvictDriveResponse) ProtoMessage() {}
 
 func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1724,7 @@ func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveResponse.ProtoReflect.Descriptor instead.
 func (*EvictDriveResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 type DrainDriveRequest struct {
@@ -1367,7 +1737,7 @@ type DrainDriveRequest struct {
 
 func (x *DrainDriveRequest) Reset() {
 	*x = DrainDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +1749,7 @@ func (x *DrainDriveRequest) String() string {
 func (*DrainDriveRequest) ProtoMessage() {}
 
 func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +1762,7 @@ func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainDriveRequest.ProtoReflect.Descriptor instead.
 func (*DrainDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DrainDriveRequest) GetDriveId() string {
@@ -1419,7 +1789,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1801,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1814,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CordonNodeRequest) GetNode() string {
@@ -1470,7 +1840,7 @@ type UncordonNodeRequest struct {
 
 func (x *UncordonNodeRequest) Reset() {
 	*x = UncordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1852,7 @@ func (x *UncordonNodeRequest) String() string {
 func (*UncordonNodeRequest) ProtoMessage() {}
 
 func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1865,7 @@ func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UncordonNodeRequest) GetNode() string {
@@ -1516,7 +1886,7 @@ type MaintainNodeRequest struct {
 
 func (x *MaintainNodeRequest) Reset() {
 	*x = MaintainNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1898,7 @@ func (x *MaintainNodeRequest) String() string {
 func (*MaintainNodeRequest) ProtoMessage() {}
 
 func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1911,7 @@ func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MaintainNodeRequest.ProtoReflect.Descriptor instead.
 func (*MaintainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MaintainNodeRequest) GetNode() string {
@@ -1577,7 +1947,7 @@ type RebalancePoolRequest struct {
 
 func (x *RebalancePoolRequest) Reset() {
 	*x = RebalancePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1959,7 @@ func (x *RebalancePoolRequest) String() string {
 func (*RebalancePoolRequest) ProtoMessage() {}
 
 func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1972,7 @@ func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolRequest.ProtoReflect.Descriptor instead.
 func (*RebalancePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RebalancePoolRequest) GetPool() string {
@@ -1643,7 +2013,7 @@ type RebalancePoolResponse struct {
 
 func (x *RebalancePoolResponse) Reset() {
 	*x = RebalancePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +2025,7 @@ func (x *RebalancePoolResponse) String() string {
 func (*RebalancePoolResponse) ProtoMessage() {}
 
 func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +2038,7 @@ func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolResponse.ProtoReflect.Descriptor instead.
 func (*RebalancePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RebalancePoolResponse) GetPool() *Pool {
@@ -1702,7 +2072,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +2084,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +2097,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlannedMove) GetVolume() string {
@@ -1798,7 +2168,7 @@ type MoveLegRequest struct {
 
 func (x *MoveLegRequest) Reset() {
 	*x = MoveLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1810,7 +2180,7 @@ func (x *MoveLegRequest) String() string {
 func (*MoveLegRequest) ProtoMessage() {}
 
 func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1823,7 +2193,7 @@ func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
 func (*MoveLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MoveLegRequest) GetVolume() string {
@@ -1866,7 +2236,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2248,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2261,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -1938,7 +2308,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2320,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2333,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -2075,7 +2445,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2457,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2470,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -2184,7 +2554,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2566,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2579,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -2275,6 +2645,210 @@ func (x *LegLoss) GetWhy() string {
 	return ""
 }
 
+type CreateDrivePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        *DrivePolicy           `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateDrivePolicyRequest) Reset() {
+	*x = CreateDrivePolicyRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateDrivePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateDrivePolicyRequest) ProtoMessage() {}
+
+func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateDrivePolicyRequest.ProtoReflect.Descriptor instead.
+func (*CreateDrivePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *CreateDrivePolicyRequest) GetPolicy() *DrivePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+type ListDrivePoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDrivePoliciesRequest) Reset() {
+	*x = ListDrivePoliciesRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDrivePoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDrivePoliciesRequest) ProtoMessage() {}
+
+func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDrivePoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListDrivePoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+}
+
+type ListDrivePoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*DrivePolicy         `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"` // at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDrivePoliciesResponse) Reset() {
+	*x = ListDrivePoliciesResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDrivePoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDrivePoliciesResponse) ProtoMessage() {}
+
+func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDrivePoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListDrivePoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ListDrivePoliciesResponse) GetPolicies() []*DrivePolicy {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type DeleteDrivePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDrivePolicyRequest) Reset() {
+	*x = DeleteDrivePolicyRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDrivePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDrivePolicyRequest) ProtoMessage() {}
+
+func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDrivePolicyRequest.ProtoReflect.Descriptor instead.
+func (*DeleteDrivePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DeleteDrivePolicyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteDrivePolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDrivePolicyResponse) Reset() {
+	*x = DeleteDrivePolicyResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDrivePolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDrivePolicyResponse) ProtoMessage() {}
+
+func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDrivePolicyResponse.ProtoReflect.Descriptor instead.
+func (*DeleteDrivePolicyResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+}
+
 type CreatePoolRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2285,7 +2859,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2871,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2884,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -2337,7 +2911,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2923,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2936,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -2389,7 +2963,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2975,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2988,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -2440,7 +3014,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +3026,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +3039,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -2483,7 +3057,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +3069,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +3082,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 type CreateVolumeRequest struct {
@@ -2525,15 +3099,16 @@ type CreateVolumeRequest struct {
 	Preferred  []*Segment             `protobuf:"bytes,10,rep,name=preferred,proto3" json:"preferred,omitempty"` // most preferred first
 	// A code of data and parity legs in place of copies. No version offers it yet: a
 	// request that sets one of these is answered with UNIMPLEMENTED.
-	Data          uint32 `protobuf:"varint,11,opt,name=data,proto3" json:"data,omitempty"`
-	Parity        uint32 `protobuf:"varint,12,opt,name=parity,proto3" json:"parity,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Data           uint32 `protobuf:"varint,11,opt,name=data,proto3" json:"data,omitempty"`
+	Parity         uint32 `protobuf:"varint,12,opt,name=parity,proto3" json:"parity,omitempty"`
+	Authentication string `protobuf:"bytes,13,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty means "prefer"
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +3120,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +3133,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -2645,6 +3220,13 @@ func (x *CreateVolumeRequest) GetParity() uint32 {
 	return 0
 }
 
+func (x *CreateVolumeRequest) GetAuthentication() string {
+	if x != nil {
+		return x.Authentication
+	}
+	return ""
+}
+
 // Segment is a part of the cluster: the nodes that have all of these labels.
 type Segment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2655,7 +3237,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +3249,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +3262,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -2700,7 +3282,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +3294,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +3307,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -2760,7 +3342,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2772,7 +3354,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2785,7 +3367,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -2856,13 +3438,14 @@ type UpdateVolumeRequest struct {
 	// The most that its host copies to legs in a second, all of them together; 0: no limit.
 	// Unset: unchanged.
 	RebuildBytesPerSecond *uint64 `protobuf:"varint,62,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3,oneof" json:"rebuild_bytes_per_second,omitempty"`
+	Authentication        string  `protobuf:"bytes,63,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty: unchanged
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +3457,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +3470,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -2946,6 +3529,13 @@ func (x *UpdateVolumeRequest) GetRebuildBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *UpdateVolumeRequest) GetAuthentication() string {
+	if x != nil {
+		return x.Authentication
+	}
+	return ""
+}
+
 type GetCapacityRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Copies        uint32                 `protobuf:"varint,1,opt,name=copies,proto3" json:"copies,omitempty"` // as in CreateVolumeRequest
@@ -2959,7 +3549,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3561,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3574,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -3033,7 +3623,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3635,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3648,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -3091,7 +3681,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3103,7 +3693,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3116,7 +3706,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -3136,7 +3726,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3738,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3751,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -3188,7 +3778,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3790,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3803,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -3239,7 +3829,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3841,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3854,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -3282,7 +3872,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3294,7 +3884,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3307,7 +3897,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 type ExplainVolumeRequest struct {
@@ -3319,7 +3909,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3921,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3934,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -3367,7 +3957,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3969,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3982,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Explanation) GetObject() string {
@@ -3441,7 +4031,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3453,7 +4043,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3466,7 +4056,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -3505,7 +4095,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +4107,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +4120,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -3575,7 +4165,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3587,7 +4177,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3600,7 +4190,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -3639,7 +4229,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3651,7 +4241,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3664,7 +4254,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 type ListAttachmentsRequest struct {
@@ -3678,7 +4268,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4280,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4293,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -3737,7 +4327,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3749,7 +4339,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3762,7 +4352,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -3779,6 +4369,355 @@ func (x *ListAttachmentsResponse) GetNextPageToken() string {
 	return ""
 }
 
+type GetFiguresRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Of            FiguresOf              `protobuf:"varint,1,opt,name=of,proto3,enum=weft.v1.FiguresOf" json:"of,omitempty"`
+	Window        *durationpb.Duration   `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"` // how far back; unset: 10 s; at most 5 min
+	PageSize      uint32                 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	Volume        string                 `protobuf:"bytes,5,opt,name=volume,proto3" json:"volume,omitempty"` // name or id; with FIGURES_OF_VOLUMES: only this one, which older managers ignore
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFiguresRequest) Reset() {
+	*x = GetFiguresRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFiguresRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFiguresRequest) ProtoMessage() {}
+
+func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
+func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *GetFiguresRequest) GetOf() FiguresOf {
+	if x != nil {
+		return x.Of
+	}
+	return FiguresOf_FIGURES_OF_UNSPECIFIED
+}
+
+func (x *GetFiguresRequest) GetWindow() *durationpb.Duration {
+	if x != nil {
+		return x.Window
+	}
+	return nil
+}
+
+func (x *GetFiguresRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *GetFiguresRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *GetFiguresRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+type GetFiguresResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Figures       []*Figures             `protobuf:"bytes,1,rep,name=figures,proto3" json:"figures,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetFiguresResponse) Reset() {
+	*x = GetFiguresResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetFiguresResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetFiguresResponse) ProtoMessage() {}
+
+func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
+func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *GetFiguresResponse) GetFigures() []*Figures {
+	if x != nil {
+		return x.Figures
+	}
+	return nil
+}
+
+func (x *GetFiguresResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// Figures is the I/O of one object.
+type Figures struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`     // of a volume or host, the id of a drive, the column and copy of a leg: "0.1"
+	Id     string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`         // of a volume, drive or leg
+	Node   string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`     // of a drive, or of a leg's target; the hosts of a volume, separated by commas
+	Device string                 `protobuf:"bytes,4,opt,name=device,proto3" json:"device,omitempty"` // of a drive
+	// The time that the figures cover: about the window that was asked for, less if reports do not go
+	// back that far. 0: no agent reports figures of the object.
+	Nanoseconds     uint64 `protobuf:"varint,5,opt,name=nanoseconds,proto3" json:"nanoseconds,omitempty"`
+	Read            *Rates `protobuf:"bytes,6,opt,name=read,proto3" json:"read,omitempty"`
+	Write           *Rates `protobuf:"bytes,7,opt,name=write,proto3" json:"write,omitempty"`
+	Flush           *Rates `protobuf:"bytes,8,opt,name=flush,proto3" json:"flush,omitempty"`
+	Discard         *Rates `protobuf:"bytes,9,opt,name=discard,proto3" json:"discard,omitempty"`
+	All             *Rates `protobuf:"bytes,10,opt,name=all,proto3" json:"all,omitempty"`
+	HeldNanoseconds uint64 `protobuf:"varint,11,opt,name=held_nanoseconds,json=heldNanoseconds,proto3" json:"held_nanoseconds,omitempty"` // of the time; see ObjectFigures
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Figures) Reset() {
+	*x = Figures{}
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Figures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Figures) ProtoMessage() {}
+
+func (x *Figures) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Figures.ProtoReflect.Descriptor instead.
+func (*Figures) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *Figures) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Figures) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Figures) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Figures) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *Figures) GetNanoseconds() uint64 {
+	if x != nil {
+		return x.Nanoseconds
+	}
+	return 0
+}
+
+func (x *Figures) GetRead() *Rates {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
+func (x *Figures) GetWrite() *Rates {
+	if x != nil {
+		return x.Write
+	}
+	return nil
+}
+
+func (x *Figures) GetFlush() *Rates {
+	if x != nil {
+		return x.Flush
+	}
+	return nil
+}
+
+func (x *Figures) GetDiscard() *Rates {
+	if x != nil {
+		return x.Discard
+	}
+	return nil
+}
+
+func (x *Figures) GetAll() *Rates {
+	if x != nil {
+		return x.All
+	}
+	return nil
+}
+
+func (x *Figures) GetHeldNanoseconds() uint64 {
+	if x != nil {
+		return x.HeldNanoseconds
+	}
+	return 0
+}
+
+// Rates is the I/O of one kind in the time. Percentiles are off by at most 5 %; they are 0 if there
+// were no I/Os or if the source does not count latencies.
+type Rates struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Ios             uint64                 `protobuf:"varint,1,opt,name=ios,proto3" json:"ios,omitempty"`
+	Bytes           uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Errors          uint64                 `protobuf:"varint,3,opt,name=errors,proto3" json:"errors,omitempty"`
+	MeanNanoseconds uint64                 `protobuf:"varint,4,opt,name=mean_nanoseconds,json=meanNanoseconds,proto3" json:"mean_nanoseconds,omitempty"`
+	P50Nanoseconds  uint64                 `protobuf:"varint,5,opt,name=p50_nanoseconds,json=p50Nanoseconds,proto3" json:"p50_nanoseconds,omitempty"`
+	P99Nanoseconds  uint64                 `protobuf:"varint,6,opt,name=p99_nanoseconds,json=p99Nanoseconds,proto3" json:"p99_nanoseconds,omitempty"`
+	P999Nanoseconds uint64                 `protobuf:"varint,7,opt,name=p999_nanoseconds,json=p999Nanoseconds,proto3" json:"p999_nanoseconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Rates) Reset() {
+	*x = Rates{}
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rates) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rates) ProtoMessage() {}
+
+func (x *Rates) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rates.ProtoReflect.Descriptor instead.
+func (*Rates) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *Rates) GetIos() uint64 {
+	if x != nil {
+		return x.Ios
+	}
+	return 0
+}
+
+func (x *Rates) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Rates) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
+func (x *Rates) GetMeanNanoseconds() uint64 {
+	if x != nil {
+		return x.MeanNanoseconds
+	}
+	return 0
+}
+
+func (x *Rates) GetP50Nanoseconds() uint64 {
+	if x != nil {
+		return x.P50Nanoseconds
+	}
+	return 0
+}
+
+func (x *Rates) GetP99Nanoseconds() uint64 {
+	if x != nil {
+		return x.P99Nanoseconds
+	}
+	return 0
+}
+
+func (x *Rates) GetP999Nanoseconds() uint64 {
+	if x != nil {
+		return x.P999Nanoseconds
+	}
+	return 0
+}
+
 type ListEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Object        string                 `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"` // "volume db1"; empty: all
@@ -3792,7 +4731,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3804,7 +4743,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +4756,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -3865,7 +4804,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +4816,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +4829,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -3917,7 +4856,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3929,7 +4868,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3942,7 +4881,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -3967,7 +4906,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3979,7 +4918,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3992,7 +4931,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 type BackupChunk struct {
@@ -4004,7 +4943,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4955,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,10 +4968,90 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *BackupChunk) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type SupportBundleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupportBundleRequest) Reset() {
+	*x = SupportBundleRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupportBundleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupportBundleRequest) ProtoMessage() {}
+
+func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
+func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+}
+
+type SupportBundleChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SupportBundleChunk) Reset() {
+	*x = SupportBundleChunk{}
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SupportBundleChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SupportBundleChunk) ProtoMessage() {}
+
+func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
+func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *SupportBundleChunk) GetData() []byte {
 	if x != nil {
 		return x.Data
 	}
@@ -4064,10 +5083,28 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x14RemoveManagerRequest\x12\x18\n" +
 	"\amanager\x18\x01 \x01(\tR\amanager\"I\n" +
 	"\x15RemoveManagerResponse\x120\n" +
-	"\aremoved\x18\x01 \x01(\v2\x16.weft.v1.ManagerMemberR\aremoved\"5\n" +
+	"\aremoved\x18\x01 \x01(\v2\x16.weft.v1.ManagerMemberR\aremoved\";\n" +
+	"\x15ReplaceManagerRequest\x12\x10\n" +
+	"\x03old\x18\x01 \x01(\tR\x03old\x12\x10\n" +
+	"\x03new\x18\x02 \x01(\tR\x03new\"g\n" +
+	"\x16ReplaceManagerResponse\x120\n" +
+	"\aremoved\x18\x01 \x01(\v2\x16.weft.v1.ManagerMemberR\aremoved\x12\x1b\n" +
+	"\twaits_for\x18\x02 \x01(\tR\bwaitsFor\"5\n" +
 	"\x19TransferLeadershipRequest\x12\x18\n" +
 	"\amanager\x18\x01 \x01(\tR\amanager\"\x1c\n" +
-	"\x1aTransferLeadershipResponse\"\xbc\x03\n" +
+	"\x1aTransferLeadershipResponse\"\x13\n" +
+	"\x11GetUpgradeRequest\"\x16\n" +
+	"\x14FinishUpgradeRequest\"c\n" +
+	"\aUpgrade\x12\x14\n" +
+	"\x05level\x18\x01 \x01(\rR\x05level\x12\x16\n" +
+	"\x06newest\x18\x02 \x01(\rR\x06newest\x12*\n" +
+	"\x05parts\x18\x03 \x03(\v2\x14.weft.v1.UpgradePartR\x05parts\"}\n" +
+	"\vUpgradePart\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
+	"\x05level\x18\x04 \x01(\rR\x05level\x12\x16\n" +
+	"\x06blocks\x18\x05 \x01(\tR\x06blocks\"\xbc\x03\n" +
 	"\x06Status\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +
@@ -4216,7 +5253,15 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"size_bytes\x18\x06 \x01(\x04R\tsizeBytes\x12\x0e\n" +
 	"\x02to\x18\a \x01(\tR\x02to\x12\x1e\n" +
 	"\vto_drive_id\x18\b \x01(\tR\ttoDriveId\x12\x10\n" +
-	"\x03why\x18\t \x01(\tR\x03why\"\xaa\x01\n" +
+	"\x03why\x18\t \x01(\tR\x03why\"H\n" +
+	"\x18CreateDrivePolicyRequest\x12,\n" +
+	"\x06policy\x18\x01 \x01(\v2\x14.weft.v1.DrivePolicyR\x06policy\"\x1a\n" +
+	"\x18ListDrivePoliciesRequest\"M\n" +
+	"\x19ListDrivePoliciesResponse\x120\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x14.weft.v1.DrivePolicyR\bpolicies\".\n" +
+	"\x18DeleteDrivePolicyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x1b\n" +
+	"\x19DeleteDrivePolicyResponse\"\xaa\x01\n" +
 	"\x11CreatePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12D\n" +
 	"\bselector\x18\x02 \x03(\v2(.weft.v1.CreatePoolRequest.SelectorEntryR\bselector\x1a;\n" +
@@ -4232,7 +5277,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\xce\x03\n" +
+	"\x12DeletePoolResponse\"\xf6\x03\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -4248,7 +5293,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tpreferred\x18\n" +
 	" \x03(\v2\x10.weft.v1.SegmentR\tpreferred\x12\x12\n" +
 	"\x04data\x18\v \x01(\rR\x04data\x12\x16\n" +
-	"\x06parity\x18\f \x01(\rR\x06parity\x1a9\n" +
+	"\x06parity\x18\f \x01(\rR\x06parity\x12&\n" +
+	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
@@ -4268,7 +5314,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06repair\x18\x04 \x01(\bR\x06repair\x12\"\n" +
 	"\x04from\x18\x05 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\bR\x05pause\x12\x16\n" +
-	"\x06resume\x18\a \x01(\bR\x06resume\"\x8f\x04\n" +
+	"\x06resume\x18\a \x01(\bR\x06resume\"\xb7\x04\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
@@ -4278,7 +5324,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06copies\x18\x05 \x01(\rR\x06copies\x123\n" +
 	"\x13scrub_every_seconds\x18< \x01(\x04H\x00R\x11scrubEverySeconds\x88\x01\x01\x128\n" +
 	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x12<\n" +
-	"\x18rebuild_bytes_per_second\x18> \x01(\x04H\x02R\x15rebuildBytesPerSecond\x88\x01\x01\x1a<\n" +
+	"\x18rebuild_bytes_per_second\x18> \x01(\x04H\x02R\x15rebuildBytesPerSecond\x88\x01\x01\x12&\n" +
+	"\x0eauthentication\x18? \x01(\tR\x0eauthentication\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
@@ -4337,7 +5384,38 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"x\n" +
 	"\x17ListAttachmentsResponse\x125\n" +
 	"\vattachments\x18\x01 \x03(\v2\x13.weft.v1.AttachmentR\vattachments\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9a\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xbe\x01\n" +
+	"\x11GetFiguresRequest\x12\"\n" +
+	"\x02of\x18\x01 \x01(\x0e2\x12.weft.v1.FiguresOfR\x02of\x121\n" +
+	"\x06window\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06window\x12\x1b\n" +
+	"\tpage_size\x18\x03 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06volume\x18\x05 \x01(\tR\x06volume\"h\n" +
+	"\x12GetFiguresResponse\x12*\n" +
+	"\afigures\x18\x01 \x03(\v2\x10.weft.v1.FiguresR\afigures\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe2\x02\n" +
+	"\aFigures\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x16\n" +
+	"\x06device\x18\x04 \x01(\tR\x06device\x12 \n" +
+	"\vnanoseconds\x18\x05 \x01(\x04R\vnanoseconds\x12\"\n" +
+	"\x04read\x18\x06 \x01(\v2\x0e.weft.v1.RatesR\x04read\x12$\n" +
+	"\x05write\x18\a \x01(\v2\x0e.weft.v1.RatesR\x05write\x12$\n" +
+	"\x05flush\x18\b \x01(\v2\x0e.weft.v1.RatesR\x05flush\x12(\n" +
+	"\adiscard\x18\t \x01(\v2\x0e.weft.v1.RatesR\adiscard\x12 \n" +
+	"\x03all\x18\n" +
+	" \x01(\v2\x0e.weft.v1.RatesR\x03all\x12)\n" +
+	"\x10held_nanoseconds\x18\v \x01(\x04R\x0fheldNanoseconds\"\xef\x01\n" +
+	"\x05Rates\x12\x10\n" +
+	"\x03ios\x18\x01 \x01(\x04R\x03ios\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06errors\x18\x03 \x01(\x04R\x06errors\x12)\n" +
+	"\x10mean_nanoseconds\x18\x04 \x01(\x04R\x0fmeanNanoseconds\x12'\n" +
+	"\x0fp50_nanoseconds\x18\x05 \x01(\x04R\x0ep50Nanoseconds\x12'\n" +
+	"\x0fp99_nanoseconds\x18\x06 \x01(\x04R\x0ep99Nanoseconds\x12)\n" +
+	"\x10p999_nanoseconds\x18\a \x01(\x04R\x0fp999Nanoseconds\"\x9a\x01\n" +
 	"\x11ListEventsRequest\x12\x16\n" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x1b\n" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\x12\x14\n" +
@@ -4353,14 +5431,27 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\tafter_seq\x18\x02 \x01(\x04R\bafterSeq\"\x0f\n" +
 	"\rBackupRequest\"!\n" +
 	"\vBackupChunk\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xee\x14\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\x16\n" +
+	"\x14SupportBundleRequest\"(\n" +
+	"\x12SupportBundleChunk\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data*\x81\x01\n" +
+	"\tFiguresOf\x12\x1a\n" +
+	"\x16FIGURES_OF_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
+	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
+	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\xdb\x19\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
 	"\n" +
 	"AddManager\x12\x1a.weft.v1.AddManagerRequest\x1a\x1b.weft.v1.AddManagerResponse\x12N\n" +
-	"\rRemoveManager\x12\x1d.weft.v1.RemoveManagerRequest\x1a\x1e.weft.v1.RemoveManagerResponse\x12]\n" +
-	"\x12TransferLeadership\x12\".weft.v1.TransferLeadershipRequest\x1a#.weft.v1.TransferLeadershipResponse\x12B\n" +
+	"\rRemoveManager\x12\x1d.weft.v1.RemoveManagerRequest\x1a\x1e.weft.v1.RemoveManagerResponse\x12Q\n" +
+	"\x0eReplaceManager\x12\x1e.weft.v1.ReplaceManagerRequest\x1a\x1f.weft.v1.ReplaceManagerResponse\x12]\n" +
+	"\x12TransferLeadership\x12\".weft.v1.TransferLeadershipRequest\x1a#.weft.v1.TransferLeadershipResponse\x12:\n" +
+	"\n" +
+	"GetUpgrade\x12\x1a.weft.v1.GetUpgradeRequest\x1a\x10.weft.v1.Upgrade\x12@\n" +
+	"\rFinishUpgrade\x12\x1d.weft.v1.FinishUpgradeRequest\x1a\x10.weft.v1.Upgrade\x12B\n" +
 	"\tListNodes\x12\x19.weft.v1.ListNodesRequest\x1a\x1a.weft.v1.ListNodesResponse\x12=\n" +
 	"\rSetNodeLabels\x12\x1d.weft.v1.SetNodeLabelsRequest\x1a\r.weft.v1.Node\x12A\n" +
 	"\x0fConfirmNodeDead\x12\x1f.weft.v1.ConfirmNodeDeadRequest\x1a\r.weft.v1.Node\x12E\n" +
@@ -4369,7 +5460,10 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\vListDevices\x12\x1b.weft.v1.ListDevicesRequest\x1a\x1c.weft.v1.ListDevicesResponse\x12E\n" +
 	"\n" +
 	"ListDrives\x12\x1a.weft.v1.ListDrivesRequest\x1a\x1b.weft.v1.ListDrivesResponse\x124\n" +
-	"\bAddDrive\x12\x18.weft.v1.AddDriveRequest\x1a\x0e.weft.v1.Drive\x12@\n" +
+	"\bAddDrive\x12\x18.weft.v1.AddDriveRequest\x1a\x0e.weft.v1.Drive\x12L\n" +
+	"\x11CreateDrivePolicy\x12!.weft.v1.CreateDrivePolicyRequest\x1a\x14.weft.v1.DrivePolicy\x12Z\n" +
+	"\x11ListDrivePolicies\x12!.weft.v1.ListDrivePoliciesRequest\x1a\".weft.v1.ListDrivePoliciesResponse\x12Z\n" +
+	"\x11DeleteDrivePolicy\x12!.weft.v1.DeleteDrivePolicyRequest\x1a\".weft.v1.DeleteDrivePolicyResponse\x12@\n" +
 	"\x0eSetDriveLabels\x12\x1e.weft.v1.SetDriveLabelsRequest\x1a\x0e.weft.v1.Drive\x12E\n" +
 	"\n" +
 	"EvictDrive\x12\x1a.weft.v1.EvictDriveRequest\x1a\x1b.weft.v1.EvictDriveResponse\x128\n" +
@@ -4401,9 +5495,12 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06Detach\x12\x16.weft.v1.DetachRequest\x1a\x17.weft.v1.DetachResponse\x12T\n" +
 	"\x0fListAttachments\x12\x1f.weft.v1.ListAttachmentsRequest\x1a .weft.v1.ListAttachmentsResponse\x12E\n" +
 	"\n" +
+	"GetFigures\x12\x1a.weft.v1.GetFiguresRequest\x1a\x1b.weft.v1.GetFiguresResponse\x12E\n" +
+	"\n" +
 	"ListEvents\x12\x1a.weft.v1.ListEventsRequest\x1a\x1b.weft.v1.ListEventsResponse\x12<\n" +
 	"\vWatchEvents\x12\x1b.weft.v1.WatchEventsRequest\x1a\x0e.weft.v1.Event0\x01\x128\n" +
-	"\x06Backup\x12\x16.weft.v1.BackupRequest\x1a\x14.weft.v1.BackupChunk0\x01B\x1bZ\x19weft.dev/weft/proto/pb;pbb\x06proto3"
+	"\x06Backup\x12\x16.weft.v1.BackupRequest\x1a\x14.weft.v1.BackupChunk0\x01\x12M\n" +
+	"\rSupportBundle\x12\x1d.weft.v1.SupportBundleRequest\x1a\x1b.weft.v1.SupportBundleChunk0\x01B\x1bZ\x19weft.dev/weft/proto/pb;pbb\x06proto3"
 
 var (
 	file_weft_v1_manager_proto_rawDescOnce sync.Once
@@ -4417,215 +5514,263 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 	return file_weft_v1_manager_proto_rawDescData
 }
 
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_weft_v1_manager_proto_goTypes = []any{
-	(*GetStatusRequest)(nil),           // 0: weft.v1.GetStatusRequest
-	(*ListManagersRequest)(nil),        // 1: weft.v1.ListManagersRequest
-	(*ListManagersResponse)(nil),       // 2: weft.v1.ListManagersResponse
-	(*ManagerMember)(nil),              // 3: weft.v1.ManagerMember
-	(*AddManagerRequest)(nil),          // 4: weft.v1.AddManagerRequest
-	(*AddManagerResponse)(nil),         // 5: weft.v1.AddManagerResponse
-	(*RemoveManagerRequest)(nil),       // 6: weft.v1.RemoveManagerRequest
-	(*RemoveManagerResponse)(nil),      // 7: weft.v1.RemoveManagerResponse
-	(*TransferLeadershipRequest)(nil),  // 8: weft.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 9: weft.v1.TransferLeadershipResponse
-	(*Status)(nil),                     // 10: weft.v1.Status
-	(*ListNodesRequest)(nil),           // 11: weft.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 12: weft.v1.ListNodesResponse
-	(*SetNodeLabelsRequest)(nil),       // 13: weft.v1.SetNodeLabelsRequest
-	(*ConfirmNodeDeadRequest)(nil),     // 14: weft.v1.ConfirmNodeDeadRequest
-	(*RemoveNodeRequest)(nil),          // 15: weft.v1.RemoveNodeRequest
-	(*RemoveNodeResponse)(nil),         // 16: weft.v1.RemoveNodeResponse
-	(*ListDevicesRequest)(nil),         // 17: weft.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),        // 18: weft.v1.ListDevicesResponse
-	(*ListDrivesRequest)(nil),          // 19: weft.v1.ListDrivesRequest
-	(*ListDrivesResponse)(nil),         // 20: weft.v1.ListDrivesResponse
-	(*AddDriveRequest)(nil),            // 21: weft.v1.AddDriveRequest
-	(*SetDriveLabelsRequest)(nil),      // 22: weft.v1.SetDriveLabelsRequest
-	(*EvictDriveRequest)(nil),          // 23: weft.v1.EvictDriveRequest
-	(*EvictDriveResponse)(nil),         // 24: weft.v1.EvictDriveResponse
-	(*DrainDriveRequest)(nil),          // 25: weft.v1.DrainDriveRequest
-	(*CordonNodeRequest)(nil),          // 26: weft.v1.CordonNodeRequest
-	(*UncordonNodeRequest)(nil),        // 27: weft.v1.UncordonNodeRequest
-	(*MaintainNodeRequest)(nil),        // 28: weft.v1.MaintainNodeRequest
-	(*RebalancePoolRequest)(nil),       // 29: weft.v1.RebalancePoolRequest
-	(*RebalancePoolResponse)(nil),      // 30: weft.v1.RebalancePoolResponse
-	(*PlannedMove)(nil),                // 31: weft.v1.PlannedMove
-	(*MoveLegRequest)(nil),             // 32: weft.v1.MoveLegRequest
-	(*WhatIfRequest)(nil),              // 33: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),             // 34: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),                 // 35: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                    // 36: weft.v1.LegLoss
-	(*CreatePoolRequest)(nil),          // 37: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),           // 38: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),          // 39: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),          // 40: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),         // 41: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),        // 42: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                    // 43: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 44: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 45: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 46: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 47: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 48: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 49: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 50: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 51: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 52: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 53: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 54: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 55: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 56: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 57: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 58: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 59: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 60: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 61: weft.v1.ListAttachmentsResponse
-	(*ListEventsRequest)(nil),          // 62: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 63: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 64: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 65: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 66: weft.v1.BackupChunk
-	nil,                                // 67: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 68: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 69: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 70: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 71: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 72: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 73: weft.v1.Segment.LabelsEntry
-	nil,                                // 74: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 75: google.protobuf.Timestamp
-	(*Node)(nil),                       // 76: weft.v1.Node
-	(*Device)(nil),                     // 77: weft.v1.Device
-	(*Drive)(nil),                      // 78: weft.v1.Drive
-	(*Pool)(nil),                       // 79: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 80: google.protobuf.Duration
-	(*Attachment)(nil),                 // 81: weft.v1.Attachment
-	(Health)(0),                        // 82: weft.v1.Health
-	(LegState)(0),                      // 83: weft.v1.LegState
-	(*Place)(nil),                      // 84: weft.v1.Place
-	(*Volume)(nil),                     // 85: weft.v1.Volume
-	(AttachMode)(0),                    // 86: weft.v1.AttachMode
-	(*Event)(nil),                      // 87: weft.v1.Event
+	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
+	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
+	(*ListManagersRequest)(nil),        // 2: weft.v1.ListManagersRequest
+	(*ListManagersResponse)(nil),       // 3: weft.v1.ListManagersResponse
+	(*ManagerMember)(nil),              // 4: weft.v1.ManagerMember
+	(*AddManagerRequest)(nil),          // 5: weft.v1.AddManagerRequest
+	(*AddManagerResponse)(nil),         // 6: weft.v1.AddManagerResponse
+	(*RemoveManagerRequest)(nil),       // 7: weft.v1.RemoveManagerRequest
+	(*RemoveManagerResponse)(nil),      // 8: weft.v1.RemoveManagerResponse
+	(*ReplaceManagerRequest)(nil),      // 9: weft.v1.ReplaceManagerRequest
+	(*ReplaceManagerResponse)(nil),     // 10: weft.v1.ReplaceManagerResponse
+	(*TransferLeadershipRequest)(nil),  // 11: weft.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 12: weft.v1.TransferLeadershipResponse
+	(*GetUpgradeRequest)(nil),          // 13: weft.v1.GetUpgradeRequest
+	(*FinishUpgradeRequest)(nil),       // 14: weft.v1.FinishUpgradeRequest
+	(*Upgrade)(nil),                    // 15: weft.v1.Upgrade
+	(*UpgradePart)(nil),                // 16: weft.v1.UpgradePart
+	(*Status)(nil),                     // 17: weft.v1.Status
+	(*ListNodesRequest)(nil),           // 18: weft.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 19: weft.v1.ListNodesResponse
+	(*SetNodeLabelsRequest)(nil),       // 20: weft.v1.SetNodeLabelsRequest
+	(*ConfirmNodeDeadRequest)(nil),     // 21: weft.v1.ConfirmNodeDeadRequest
+	(*RemoveNodeRequest)(nil),          // 22: weft.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),         // 23: weft.v1.RemoveNodeResponse
+	(*ListDevicesRequest)(nil),         // 24: weft.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),        // 25: weft.v1.ListDevicesResponse
+	(*ListDrivesRequest)(nil),          // 26: weft.v1.ListDrivesRequest
+	(*ListDrivesResponse)(nil),         // 27: weft.v1.ListDrivesResponse
+	(*AddDriveRequest)(nil),            // 28: weft.v1.AddDriveRequest
+	(*SetDriveLabelsRequest)(nil),      // 29: weft.v1.SetDriveLabelsRequest
+	(*EvictDriveRequest)(nil),          // 30: weft.v1.EvictDriveRequest
+	(*EvictDriveResponse)(nil),         // 31: weft.v1.EvictDriveResponse
+	(*DrainDriveRequest)(nil),          // 32: weft.v1.DrainDriveRequest
+	(*CordonNodeRequest)(nil),          // 33: weft.v1.CordonNodeRequest
+	(*UncordonNodeRequest)(nil),        // 34: weft.v1.UncordonNodeRequest
+	(*MaintainNodeRequest)(nil),        // 35: weft.v1.MaintainNodeRequest
+	(*RebalancePoolRequest)(nil),       // 36: weft.v1.RebalancePoolRequest
+	(*RebalancePoolResponse)(nil),      // 37: weft.v1.RebalancePoolResponse
+	(*PlannedMove)(nil),                // 38: weft.v1.PlannedMove
+	(*MoveLegRequest)(nil),             // 39: weft.v1.MoveLegRequest
+	(*WhatIfRequest)(nil),              // 40: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),             // 41: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),                 // 42: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                    // 43: weft.v1.LegLoss
+	(*CreateDrivePolicyRequest)(nil),   // 44: weft.v1.CreateDrivePolicyRequest
+	(*ListDrivePoliciesRequest)(nil),   // 45: weft.v1.ListDrivePoliciesRequest
+	(*ListDrivePoliciesResponse)(nil),  // 46: weft.v1.ListDrivePoliciesResponse
+	(*DeleteDrivePolicyRequest)(nil),   // 47: weft.v1.DeleteDrivePolicyRequest
+	(*DeleteDrivePolicyResponse)(nil),  // 48: weft.v1.DeleteDrivePolicyResponse
+	(*CreatePoolRequest)(nil),          // 49: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),           // 50: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),          // 51: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),          // 52: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),         // 53: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),        // 54: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                    // 55: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 56: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 57: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 58: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 59: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 60: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 61: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 62: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 63: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 64: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 65: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 66: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 67: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 68: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 69: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 70: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 71: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 72: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 73: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 74: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 75: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 76: weft.v1.Figures
+	(*Rates)(nil),                      // 77: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 78: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 79: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 80: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 81: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 82: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 83: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 84: weft.v1.SupportBundleChunk
+	nil,                                // 85: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 86: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 87: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 88: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 89: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 90: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 91: weft.v1.Segment.LabelsEntry
+	nil,                                // 92: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 93: google.protobuf.Timestamp
+	(*Node)(nil),                       // 94: weft.v1.Node
+	(*Device)(nil),                     // 95: weft.v1.Device
+	(*Drive)(nil),                      // 96: weft.v1.Drive
+	(*Pool)(nil),                       // 97: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 98: google.protobuf.Duration
+	(*Attachment)(nil),                 // 99: weft.v1.Attachment
+	(Health)(0),                        // 100: weft.v1.Health
+	(LegState)(0),                      // 101: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 102: weft.v1.DrivePolicy
+	(*Place)(nil),                      // 103: weft.v1.Place
+	(*Volume)(nil),                     // 104: weft.v1.Volume
+	(AttachMode)(0),                    // 105: weft.v1.AttachMode
+	(*Event)(nil),                      // 106: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	3,  // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	75, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
-	3,  // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
-	76, // 3: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	67, // 4: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	77, // 5: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	78, // 6: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	68, // 7: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	69, // 8: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	79, // 9: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
-	31, // 10: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	70, // 11: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	80, // 12: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	35, // 13: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	81, // 14: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	82, // 15: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	82, // 16: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	36, // 17: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	83, // 18: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	71, // 19: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	79, // 20: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	72, // 21: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	43, // 22: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	43, // 23: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	73, // 24: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	84, // 25: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	74, // 26: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	43, // 27: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	85, // 28: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	86, // 29: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	81, // 30: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	87, // 31: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	0,  // 32: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	1,  // 33: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
-	4,  // 34: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
-	6,  // 35: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
-	8,  // 36: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
-	11, // 37: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	13, // 38: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	14, // 39: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	15, // 40: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	17, // 41: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	19, // 42: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	21, // 43: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	22, // 44: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	23, // 45: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	25, // 46: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	26, // 47: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	27, // 48: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	28, // 49: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	32, // 50: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	33, // 51: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	37, // 52: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	38, // 53: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	40, // 54: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	29, // 55: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	42, // 56: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	49, // 57: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	50, // 58: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	52, // 59: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	44, // 60: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	45, // 61: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	46, // 62: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	47, // 63: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	54, // 64: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	56, // 65: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	57, // 66: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	58, // 67: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	60, // 68: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	62, // 69: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	64, // 70: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	65, // 71: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	10, // 72: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	2,  // 73: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	5,  // 74: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	7,  // 75: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	9,  // 76: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	12, // 77: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	76, // 78: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	76, // 79: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	16, // 80: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	18, // 81: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	20, // 82: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	78, // 83: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	78, // 84: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	24, // 85: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	78, // 86: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	76, // 87: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	76, // 88: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	76, // 89: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	85, // 90: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	34, // 91: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	79, // 92: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	39, // 93: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	41, // 94: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	30, // 95: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	85, // 96: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	85, // 97: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	51, // 98: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	53, // 99: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	85, // 100: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	85, // 101: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	85, // 102: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	48, // 103: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	55, // 104: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	85, // 105: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	81, // 106: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	59, // 107: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	61, // 108: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	63, // 109: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	87, // 110: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	66, // 111: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	72, // [72:112] is the sub-list for method output_type
-	32, // [32:72] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
+	93,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
+	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
+	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
+	94,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	85,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	95,  // 7: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	96,  // 8: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	86,  // 9: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	87,  // 10: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	97,  // 11: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	38,  // 12: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
+	88,  // 13: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	98,  // 14: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	42,  // 15: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	99,  // 16: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	100, // 17: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	100, // 18: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	43,  // 19: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	101, // 20: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	102, // 21: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	102, // 22: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	89,  // 23: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	97,  // 24: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	90,  // 25: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	55,  // 26: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	55,  // 27: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	91,  // 28: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	103, // 29: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	92,  // 30: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	55,  // 31: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	104, // 32: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	105, // 33: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	99,  // 34: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	0,   // 35: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
+	98,  // 36: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	76,  // 37: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	77,  // 38: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	77,  // 39: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	77,  // 40: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	77,  // 41: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	77,  // 42: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	106, // 43: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	1,   // 44: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,   // 45: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
+	5,   // 46: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
+	7,   // 47: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
+	9,   // 48: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
+	11,  // 49: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
+	13,  // 50: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
+	14,  // 51: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
+	18,  // 52: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	20,  // 53: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	21,  // 54: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	22,  // 55: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	24,  // 56: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	26,  // 57: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	28,  // 58: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	44,  // 59: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
+	45,  // 60: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
+	47,  // 61: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
+	29,  // 62: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	30,  // 63: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	32,  // 64: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	33,  // 65: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	34,  // 66: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	35,  // 67: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	39,  // 68: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	40,  // 69: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	49,  // 70: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	50,  // 71: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	52,  // 72: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	36,  // 73: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	54,  // 74: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	61,  // 75: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	62,  // 76: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	64,  // 77: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	56,  // 78: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	57,  // 79: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	58,  // 80: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	59,  // 81: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	66,  // 82: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	68,  // 83: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	69,  // 84: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	70,  // 85: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	72,  // 86: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	74,  // 87: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	78,  // 88: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	80,  // 89: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	81,  // 90: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	83,  // 91: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	17,  // 92: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,   // 93: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	6,   // 94: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	8,   // 95: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	10,  // 96: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	12,  // 97: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	15,  // 98: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	15,  // 99: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	19,  // 100: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	94,  // 101: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	94,  // 102: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	23,  // 103: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	25,  // 104: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	27,  // 105: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	96,  // 106: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	102, // 107: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	46,  // 108: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	48,  // 109: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	96,  // 110: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	31,  // 111: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	96,  // 112: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	94,  // 113: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	94,  // 114: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	94,  // 115: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	104, // 116: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	41,  // 117: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	97,  // 118: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	51,  // 119: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	53,  // 120: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	37,  // 121: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	104, // 122: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	104, // 123: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	63,  // 124: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	65,  // 125: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	104, // 126: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	104, // 127: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	104, // 128: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	60,  // 129: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	67,  // 130: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	104, // 131: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	99,  // 132: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	71,  // 133: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	73,  // 134: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	75,  // 135: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	79,  // 136: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	106, // 137: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	82,  // 138: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	84,  // 139: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	92,  // [92:140] is the sub-list for method output_type
+	44,  // [44:92] is the sub-list for method input_type
+	44,  // [44:44] is the sub-list for extension type_name
+	44,  // [44:44] is the sub-list for extension extendee
+	0,   // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -4634,19 +5779,20 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[46].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[57].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   75,
+			NumEnums:      1,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_weft_v1_manager_proto_goTypes,
 		DependencyIndexes: file_weft_v1_manager_proto_depIdxs,
+		EnumInfos:         file_weft_v1_manager_proto_enumTypes,
 		MessageInfos:      file_weft_v1_manager_proto_msgTypes,
 	}.Build()
 	File_weft_v1_manager_proto = out.File

@@ -35,7 +35,10 @@ const (
 	Manager_ListManagers_FullMethodName       = "/weft.v1.Manager/ListManagers"
 	Manager_AddManager_FullMethodName         = "/weft.v1.Manager/AddManager"
 	Manager_RemoveManager_FullMethodName      = "/weft.v1.Manager/RemoveManager"
+	Manager_ReplaceManager_FullMethodName     = "/weft.v1.Manager/ReplaceManager"
 	Manager_TransferLeadership_FullMethodName = "/weft.v1.Manager/TransferLeadership"
+	Manager_GetUpgrade_FullMethodName         = "/weft.v1.Manager/GetUpgrade"
+	Manager_FinishUpgrade_FullMethodName      = "/weft.v1.Manager/FinishUpgrade"
 	Manager_ListNodes_FullMethodName          = "/weft.v1.Manager/ListNodes"
 	Manager_SetNodeLabels_FullMethodName      = "/weft.v1.Manager/SetNodeLabels"
 	Manager_ConfirmNodeDead_FullMethodName    = "/weft.v1.Manager/ConfirmNodeDead"
@@ -43,6 +46,9 @@ const (
 	Manager_ListDevices_FullMethodName        = "/weft.v1.Manager/ListDevices"
 	Manager_ListDrives_FullMethodName         = "/weft.v1.Manager/ListDrives"
 	Manager_AddDrive_FullMethodName           = "/weft.v1.Manager/AddDrive"
+	Manager_CreateDrivePolicy_FullMethodName  = "/weft.v1.Manager/CreateDrivePolicy"
+	Manager_ListDrivePolicies_FullMethodName  = "/weft.v1.Manager/ListDrivePolicies"
+	Manager_DeleteDrivePolicy_FullMethodName  = "/weft.v1.Manager/DeleteDrivePolicy"
 	Manager_SetDriveLabels_FullMethodName     = "/weft.v1.Manager/SetDriveLabels"
 	Manager_EvictDrive_FullMethodName         = "/weft.v1.Manager/EvictDrive"
 	Manager_DrainDrive_FullMethodName         = "/weft.v1.Manager/DrainDrive"
@@ -68,9 +74,11 @@ const (
 	Manager_Attach_FullMethodName             = "/weft.v1.Manager/Attach"
 	Manager_Detach_FullMethodName             = "/weft.v1.Manager/Detach"
 	Manager_ListAttachments_FullMethodName    = "/weft.v1.Manager/ListAttachments"
+	Manager_GetFigures_FullMethodName         = "/weft.v1.Manager/GetFigures"
 	Manager_ListEvents_FullMethodName         = "/weft.v1.Manager/ListEvents"
 	Manager_WatchEvents_FullMethodName        = "/weft.v1.Manager/WatchEvents"
 	Manager_Backup_FullMethodName             = "/weft.v1.Manager/Backup"
+	Manager_SupportBundle_FullMethodName      = "/weft.v1.Manager/SupportBundle"
 )
 
 // ManagerClient is the client API for Manager service.
@@ -86,8 +94,16 @@ type ManagerClient interface {
 	// RemoveManager removes a manager for good. It is refused if the others that answer would be
 	// no majority then.
 	RemoveManager(ctx context.Context, in *RemoveManagerRequest, opts ...grpc.CallOption) (*RemoveManagerResponse, error)
+	// ReplaceManager gives a manager that has caught up the place of another one, which is removed
+	// after the new one votes. It takes several calls: each does what can be done now.
+	ReplaceManager(ctx context.Context, in *ReplaceManagerRequest, opts ...grpc.CallOption) (*ReplaceManagerResponse, error)
 	// TransferLeadership makes another manager lead, and returns when this one does not any more.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
+	// GetUpgrade says which level each manager and each agent knows.
+	GetUpgrade(ctx context.Context, in *GetUpgradeRequest, opts ...grpc.CallOption) (*Upgrade, error)
+	// FinishUpgrade raises the cluster's level to the newest that the leader knows. It is refused
+	// unless all managers and agents know that level.
+	FinishUpgrade(ctx context.Context, in *FinishUpgradeRequest, opts ...grpc.CallOption) (*Upgrade, error)
 	ListNodes(ctx context.Context, in *ListNodesRequest, opts ...grpc.CallOption) (*ListNodesResponse, error)
 	// SetNodeLabels replaces the labels set by an operator; those from the agent stay.
 	SetNodeLabels(ctx context.Context, in *SetNodeLabelsRequest, opts ...grpc.CallOption) (*Node, error)
@@ -99,6 +115,11 @@ type ManagerClient interface {
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
 	ListDrives(ctx context.Context, in *ListDrivesRequest, opts ...grpc.CallOption) (*ListDrivesResponse, error)
 	AddDrive(ctx context.Context, in *AddDriveRequest, opts ...grpc.CallOption) (*Drive, error)
+	// CreateDrivePolicy lets devices become drives by themselves, if nothing is on them.
+	CreateDrivePolicy(ctx context.Context, in *CreateDrivePolicyRequest, opts ...grpc.CallOption) (*DrivePolicy, error)
+	ListDrivePolicies(ctx context.Context, in *ListDrivePoliciesRequest, opts ...grpc.CallOption) (*ListDrivePoliciesResponse, error)
+	// DeleteDrivePolicy ends a policy. The drives that it has taken stay.
+	DeleteDrivePolicy(ctx context.Context, in *DeleteDrivePolicyRequest, opts ...grpc.CallOption) (*DeleteDrivePolicyResponse, error)
 	// SetDriveLabels replaces a drive's labels. Legs on the drive stay there.
 	SetDriveLabels(ctx context.Context, in *SetDriveLabelsRequest, opts ...grpc.CallOption) (*Drive, error)
 	// EvictDrive removes a drive from Weft, once its legs were made again elsewhere.
@@ -147,11 +168,18 @@ type ManagerClient interface {
 	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (*Attachment, error)
 	Detach(ctx context.Context, in *DetachRequest, opts ...grpc.CallOption) (*DetachResponse, error)
 	ListAttachments(ctx context.Context, in *ListAttachmentsRequest, opts ...grpc.CallOption) (*ListAttachmentsResponse, error)
+	// GetFigures returns the I/O of all volumes, hosts or drives in the last seconds. The manager
+	// that leads keeps it in memory for some minutes, and begins anew when another one leads.
+	GetFigures(ctx context.Context, in *GetFiguresRequest, opts ...grpc.CallOption) (*GetFiguresResponse, error)
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 	// WatchEvents sends the events after a sequence number, then new ones as they come.
 	WatchEvents(ctx context.Context, in *WatchEventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 	// Backup streams a consistent copy of the store.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupChunk], error)
+	// SupportBundle streams a file with what is known of the cluster, but for secrets: the state, what
+	// each node is wanted to do and reports, and what the agents tell of their machines. An agent
+	// that does not answer is named in the file, and delays it by some seconds.
+	SupportBundle(ctx context.Context, in *SupportBundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SupportBundleChunk], error)
 }
 
 type managerClient struct {
@@ -202,10 +230,40 @@ func (c *managerClient) RemoveManager(ctx context.Context, in *RemoveManagerRequ
 	return out, nil
 }
 
+func (c *managerClient) ReplaceManager(ctx context.Context, in *ReplaceManagerRequest, opts ...grpc.CallOption) (*ReplaceManagerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplaceManagerResponse)
+	err := c.cc.Invoke(ctx, Manager_ReplaceManager_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TransferLeadershipResponse)
 	err := c.cc.Invoke(ctx, Manager_TransferLeadership_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) GetUpgrade(ctx context.Context, in *GetUpgradeRequest, opts ...grpc.CallOption) (*Upgrade, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Upgrade)
+	err := c.cc.Invoke(ctx, Manager_GetUpgrade_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) FinishUpgrade(ctx context.Context, in *FinishUpgradeRequest, opts ...grpc.CallOption) (*Upgrade, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Upgrade)
+	err := c.cc.Invoke(ctx, Manager_FinishUpgrade_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -276,6 +334,36 @@ func (c *managerClient) AddDrive(ctx context.Context, in *AddDriveRequest, opts 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Drive)
 	err := c.cc.Invoke(ctx, Manager_AddDrive_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) CreateDrivePolicy(ctx context.Context, in *CreateDrivePolicyRequest, opts ...grpc.CallOption) (*DrivePolicy, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrivePolicy)
+	err := c.cc.Invoke(ctx, Manager_CreateDrivePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) ListDrivePolicies(ctx context.Context, in *ListDrivePoliciesRequest, opts ...grpc.CallOption) (*ListDrivePoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDrivePoliciesResponse)
+	err := c.cc.Invoke(ctx, Manager_ListDrivePolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) DeleteDrivePolicy(ctx context.Context, in *DeleteDrivePolicyRequest, opts ...grpc.CallOption) (*DeleteDrivePolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteDrivePolicyResponse)
+	err := c.cc.Invoke(ctx, Manager_DeleteDrivePolicy_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -532,6 +620,16 @@ func (c *managerClient) ListAttachments(ctx context.Context, in *ListAttachments
 	return out, nil
 }
 
+func (c *managerClient) GetFigures(ctx context.Context, in *GetFiguresRequest, opts ...grpc.CallOption) (*GetFiguresResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetFiguresResponse)
+	err := c.cc.Invoke(ctx, Manager_GetFigures_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListEventsResponse)
@@ -580,6 +678,25 @@ func (c *managerClient) Backup(ctx context.Context, in *BackupRequest, opts ...g
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_BackupClient = grpc.ServerStreamingClient[BackupChunk]
 
+func (c *managerClient) SupportBundle(ctx context.Context, in *SupportBundleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SupportBundleChunk], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Manager_ServiceDesc.Streams[2], Manager_SupportBundle_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SupportBundleRequest, SupportBundleChunk]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_SupportBundleClient = grpc.ServerStreamingClient[SupportBundleChunk]
+
 // ManagerServer is the server API for Manager service.
 // All implementations must embed UnimplementedManagerServer
 // for forward compatibility.
@@ -593,8 +710,16 @@ type ManagerServer interface {
 	// RemoveManager removes a manager for good. It is refused if the others that answer would be
 	// no majority then.
 	RemoveManager(context.Context, *RemoveManagerRequest) (*RemoveManagerResponse, error)
+	// ReplaceManager gives a manager that has caught up the place of another one, which is removed
+	// after the new one votes. It takes several calls: each does what can be done now.
+	ReplaceManager(context.Context, *ReplaceManagerRequest) (*ReplaceManagerResponse, error)
 	// TransferLeadership makes another manager lead, and returns when this one does not any more.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
+	// GetUpgrade says which level each manager and each agent knows.
+	GetUpgrade(context.Context, *GetUpgradeRequest) (*Upgrade, error)
+	// FinishUpgrade raises the cluster's level to the newest that the leader knows. It is refused
+	// unless all managers and agents know that level.
+	FinishUpgrade(context.Context, *FinishUpgradeRequest) (*Upgrade, error)
 	ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error)
 	// SetNodeLabels replaces the labels set by an operator; those from the agent stay.
 	SetNodeLabels(context.Context, *SetNodeLabelsRequest) (*Node, error)
@@ -606,6 +731,11 @@ type ManagerServer interface {
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
 	ListDrives(context.Context, *ListDrivesRequest) (*ListDrivesResponse, error)
 	AddDrive(context.Context, *AddDriveRequest) (*Drive, error)
+	// CreateDrivePolicy lets devices become drives by themselves, if nothing is on them.
+	CreateDrivePolicy(context.Context, *CreateDrivePolicyRequest) (*DrivePolicy, error)
+	ListDrivePolicies(context.Context, *ListDrivePoliciesRequest) (*ListDrivePoliciesResponse, error)
+	// DeleteDrivePolicy ends a policy. The drives that it has taken stay.
+	DeleteDrivePolicy(context.Context, *DeleteDrivePolicyRequest) (*DeleteDrivePolicyResponse, error)
 	// SetDriveLabels replaces a drive's labels. Legs on the drive stay there.
 	SetDriveLabels(context.Context, *SetDriveLabelsRequest) (*Drive, error)
 	// EvictDrive removes a drive from Weft, once its legs were made again elsewhere.
@@ -654,11 +784,18 @@ type ManagerServer interface {
 	Attach(context.Context, *AttachRequest) (*Attachment, error)
 	Detach(context.Context, *DetachRequest) (*DetachResponse, error)
 	ListAttachments(context.Context, *ListAttachmentsRequest) (*ListAttachmentsResponse, error)
+	// GetFigures returns the I/O of all volumes, hosts or drives in the last seconds. The manager
+	// that leads keeps it in memory for some minutes, and begins anew when another one leads.
+	GetFigures(context.Context, *GetFiguresRequest) (*GetFiguresResponse, error)
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	// WatchEvents sends the events after a sequence number, then new ones as they come.
 	WatchEvents(*WatchEventsRequest, grpc.ServerStreamingServer[Event]) error
 	// Backup streams a consistent copy of the store.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupChunk]) error
+	// SupportBundle streams a file with what is known of the cluster, but for secrets: the state, what
+	// each node is wanted to do and reports, and what the agents tell of their machines. An agent
+	// that does not answer is named in the file, and delays it by some seconds.
+	SupportBundle(*SupportBundleRequest, grpc.ServerStreamingServer[SupportBundleChunk]) error
 	mustEmbedUnimplementedManagerServer()
 }
 
@@ -681,8 +818,17 @@ func (UnimplementedManagerServer) AddManager(context.Context, *AddManagerRequest
 func (UnimplementedManagerServer) RemoveManager(context.Context, *RemoveManagerRequest) (*RemoveManagerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveManager not implemented")
 }
+func (UnimplementedManagerServer) ReplaceManager(context.Context, *ReplaceManagerRequest) (*ReplaceManagerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplaceManager not implemented")
+}
 func (UnimplementedManagerServer) TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransferLeadership not implemented")
+}
+func (UnimplementedManagerServer) GetUpgrade(context.Context, *GetUpgradeRequest) (*Upgrade, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetUpgrade not implemented")
+}
+func (UnimplementedManagerServer) FinishUpgrade(context.Context, *FinishUpgradeRequest) (*Upgrade, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinishUpgrade not implemented")
 }
 func (UnimplementedManagerServer) ListNodes(context.Context, *ListNodesRequest) (*ListNodesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListNodes not implemented")
@@ -704,6 +850,15 @@ func (UnimplementedManagerServer) ListDrives(context.Context, *ListDrivesRequest
 }
 func (UnimplementedManagerServer) AddDrive(context.Context, *AddDriveRequest) (*Drive, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddDrive not implemented")
+}
+func (UnimplementedManagerServer) CreateDrivePolicy(context.Context, *CreateDrivePolicyRequest) (*DrivePolicy, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateDrivePolicy not implemented")
+}
+func (UnimplementedManagerServer) ListDrivePolicies(context.Context, *ListDrivePoliciesRequest) (*ListDrivePoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDrivePolicies not implemented")
+}
+func (UnimplementedManagerServer) DeleteDrivePolicy(context.Context, *DeleteDrivePolicyRequest) (*DeleteDrivePolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDrivePolicy not implemented")
 }
 func (UnimplementedManagerServer) SetDriveLabels(context.Context, *SetDriveLabelsRequest) (*Drive, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetDriveLabels not implemented")
@@ -780,6 +935,9 @@ func (UnimplementedManagerServer) Detach(context.Context, *DetachRequest) (*Deta
 func (UnimplementedManagerServer) ListAttachments(context.Context, *ListAttachmentsRequest) (*ListAttachmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAttachments not implemented")
 }
+func (UnimplementedManagerServer) GetFigures(context.Context, *GetFiguresRequest) (*GetFiguresResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetFigures not implemented")
+}
 func (UnimplementedManagerServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
 }
@@ -788,6 +946,9 @@ func (UnimplementedManagerServer) WatchEvents(*WatchEventsRequest, grpc.ServerSt
 }
 func (UnimplementedManagerServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupChunk]) error {
 	return status.Error(codes.Unimplemented, "method Backup not implemented")
+}
+func (UnimplementedManagerServer) SupportBundle(*SupportBundleRequest, grpc.ServerStreamingServer[SupportBundleChunk]) error {
+	return status.Error(codes.Unimplemented, "method SupportBundle not implemented")
 }
 func (UnimplementedManagerServer) mustEmbedUnimplementedManagerServer() {}
 func (UnimplementedManagerServer) testEmbeddedByValue()                 {}
@@ -882,6 +1043,24 @@ func _Manager_RemoveManager_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_ReplaceManager_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplaceManagerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ReplaceManager(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ReplaceManager_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ReplaceManager(ctx, req.(*ReplaceManagerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_TransferLeadership_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TransferLeadershipRequest)
 	if err := dec(in); err != nil {
@@ -896,6 +1075,42 @@ func _Manager_TransferLeadership_Handler(srv interface{}, ctx context.Context, d
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).TransferLeadership(ctx, req.(*TransferLeadershipRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_GetUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetUpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).GetUpgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_GetUpgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).GetUpgrade(ctx, req.(*GetUpgradeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_FinishUpgrade_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinishUpgradeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).FinishUpgrade(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_FinishUpgrade_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).FinishUpgrade(ctx, req.(*FinishUpgradeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1022,6 +1237,60 @@ func _Manager_AddDrive_Handler(srv interface{}, ctx context.Context, dec func(in
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).AddDrive(ctx, req.(*AddDriveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_CreateDrivePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateDrivePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).CreateDrivePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_CreateDrivePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).CreateDrivePolicy(ctx, req.(*CreateDrivePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_ListDrivePolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDrivePoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).ListDrivePolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_ListDrivePolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).ListDrivePolicies(ctx, req.(*ListDrivePoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_DeleteDrivePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDrivePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).DeleteDrivePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_DeleteDrivePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).DeleteDrivePolicy(ctx, req.(*DeleteDrivePolicyRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1476,6 +1745,24 @@ func _Manager_ListAttachments_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_GetFigures_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetFiguresRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).GetFigures(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_GetFigures_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).GetFigures(ctx, req.(*GetFiguresRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListEventsRequest)
 	if err := dec(in); err != nil {
@@ -1516,6 +1803,17 @@ func _Manager_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_BackupServer = grpc.ServerStreamingServer[BackupChunk]
 
+func _Manager_SupportBundle_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SupportBundleRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ManagerServer).SupportBundle(m, &grpc.GenericServerStream[SupportBundleRequest, SupportBundleChunk]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Manager_SupportBundleServer = grpc.ServerStreamingServer[SupportBundleChunk]
+
 // Manager_ServiceDesc is the grpc.ServiceDesc for Manager service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1540,8 +1838,20 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Manager_RemoveManager_Handler,
 		},
 		{
+			MethodName: "ReplaceManager",
+			Handler:    _Manager_ReplaceManager_Handler,
+		},
+		{
 			MethodName: "TransferLeadership",
 			Handler:    _Manager_TransferLeadership_Handler,
+		},
+		{
+			MethodName: "GetUpgrade",
+			Handler:    _Manager_GetUpgrade_Handler,
+		},
+		{
+			MethodName: "FinishUpgrade",
+			Handler:    _Manager_FinishUpgrade_Handler,
 		},
 		{
 			MethodName: "ListNodes",
@@ -1570,6 +1880,18 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AddDrive",
 			Handler:    _Manager_AddDrive_Handler,
+		},
+		{
+			MethodName: "CreateDrivePolicy",
+			Handler:    _Manager_CreateDrivePolicy_Handler,
+		},
+		{
+			MethodName: "ListDrivePolicies",
+			Handler:    _Manager_ListDrivePolicies_Handler,
+		},
+		{
+			MethodName: "DeleteDrivePolicy",
+			Handler:    _Manager_DeleteDrivePolicy_Handler,
 		},
 		{
 			MethodName: "SetDriveLabels",
@@ -1672,6 +1994,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Manager_ListAttachments_Handler,
 		},
 		{
+			MethodName: "GetFigures",
+			Handler:    _Manager_GetFigures_Handler,
+		},
+		{
 			MethodName: "ListEvents",
 			Handler:    _Manager_ListEvents_Handler,
 		},
@@ -1685,6 +2011,11 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Backup",
 			Handler:       _Manager_Backup_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "SupportBundle",
+			Handler:       _Manager_SupportBundle_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -16,3 +16,13 @@ const (
 	ReadLinearizable = "linearizable"
 	ReadStale        = "stale"
 )
+
+// The keys of the header of an answer that a manager gave from what it has, since it does not lead:
+// the entry up to which that goes and its term, and the time since the manager that leads was last
+// heard there, as Go writes durations. What was recorded since then may be missing, and what was
+// still on its way.
+const (
+	ReadTermKey  = "weft-read-term"
+	ReadIndexKey = "weft-read-index"
+	ReadAgeKey   = "weft-read-age"
+)

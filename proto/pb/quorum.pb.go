@@ -100,6 +100,8 @@ type QuorumHello struct {
 	From          uint64                 `protobuf:"fixed64,2,opt,name=from,proto3" json:"from,omitempty"`
 	To            uint64                 `protobuf:"fixed64,3,opt,name=to,proto3" json:"to,omitempty"`
 	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // where the sender answers
+	Level         uint32                 `protobuf:"varint,5,opt,name=level,proto3" json:"level,omitempty"`    // the newest that the sender knows; 0: it is of a version before levels
+	Version       string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -162,6 +164,20 @@ func (x *QuorumHello) GetAddress() string {
 	return ""
 }
 
+func (x *QuorumHello) GetLevel() uint32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *QuorumHello) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
 type QuorumReceived struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -208,13 +224,15 @@ const file_weft_v1_quorum_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x14.weft.v1.QuorumHelloR\x05hello\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\fR\amessage\x12\x12\n" +
 	"\x04more\x18\x03 \x01(\bR\x04more\x12\x18\n" +
-	"\acontent\x18\x04 \x01(\fR\acontent\"j\n" +
+	"\acontent\x18\x04 \x01(\fR\acontent\"\x9a\x01\n" +
 	"\vQuorumHello\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x06R\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\x06R\x02to\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\tR\aaddress\"\x10\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05level\x18\x05 \x01(\rR\x05level\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\"\x10\n" +
 	"\x0eQuorumReceived2\x80\x01\n" +
 	"\x06Quorum\x12:\n" +
 	"\bMessages\x12\x13.weft.v1.QuorumPart\x1a\x17.weft.v1.QuorumReceived(\x01\x12:\n" +

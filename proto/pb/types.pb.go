@@ -1502,6 +1502,91 @@ func (x *Device) GetHealth() *DriveHealth {
 	return nil
 }
 
+// DrivePolicy says which devices become drives by themselves. Empty fields select all.
+type DrivePolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Model         string                 `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"` // a pattern: * stands for any text
+	MinSizeBytes  uint64                 `protobuf:"varint,3,opt,name=min_size_bytes,json=minSizeBytes,proto3" json:"min_size_bytes,omitempty"`
+	MaxSizeBytes  uint64                 `protobuf:"varint,4,opt,name=max_size_bytes,json=maxSizeBytes,proto3" json:"max_size_bytes,omitempty"`                                        // 0: no bound
+	Nodes         map[string]string      `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`   // labels that the device's node has
+	Labels        map[string]string      `protobuf:"bytes,6,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // that the drives get
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrivePolicy) Reset() {
+	*x = DrivePolicy{}
+	mi := &file_weft_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrivePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrivePolicy) ProtoMessage() {}
+
+func (x *DrivePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrivePolicy.ProtoReflect.Descriptor instead.
+func (*DrivePolicy) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *DrivePolicy) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DrivePolicy) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *DrivePolicy) GetMinSizeBytes() uint64 {
+	if x != nil {
+		return x.MinSizeBytes
+	}
+	return 0
+}
+
+func (x *DrivePolicy) GetMaxSizeBytes() uint64 {
+	if x != nil {
+		return x.MaxSizeBytes
+	}
+	return 0
+}
+
+func (x *DrivePolicy) GetNodes() map[string]string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *DrivePolicy) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // Pool is a set of drives that volumes may be placed on.
 type Pool struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -1517,7 +1602,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_weft_v1_types_proto_msgTypes[9]
+	mi := &file_weft_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1614,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[9]
+	mi := &file_weft_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1627,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Pool) GetName() string {
@@ -1602,7 +1687,7 @@ type PoolRebalance struct {
 
 func (x *PoolRebalance) Reset() {
 	*x = PoolRebalance{}
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +1699,7 @@ func (x *PoolRebalance) String() string {
 func (*PoolRebalance) ProtoMessage() {}
 
 func (x *PoolRebalance) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[10]
+	mi := &file_weft_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +1712,7 @@ func (x *PoolRebalance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolRebalance.ProtoReflect.Descriptor instead.
 func (*PoolRebalance) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PoolRebalance) GetBegan() *timestamppb.Timestamp {
@@ -1687,7 +1772,7 @@ type Layout struct {
 
 func (x *Layout) Reset() {
 	*x = Layout{}
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1784,7 @@ func (x *Layout) String() string {
 func (*Layout) ProtoMessage() {}
 
 func (x *Layout) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[11]
+	mi := &file_weft_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1797,7 @@ func (x *Layout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Layout.ProtoReflect.Descriptor instead.
 func (*Layout) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Layout) GetStripes() uint32 {
@@ -1761,7 +1846,7 @@ type Extent struct {
 
 func (x *Extent) Reset() {
 	*x = Extent{}
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1773,7 +1858,7 @@ func (x *Extent) String() string {
 func (*Extent) ProtoMessage() {}
 
 func (x *Extent) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[12]
+	mi := &file_weft_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1786,7 +1871,7 @@ func (x *Extent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extent.ProtoReflect.Descriptor instead.
 func (*Extent) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Extent) GetStart() uint32 {
@@ -1825,7 +1910,7 @@ type Leg struct {
 
 func (x *Leg) Reset() {
 	*x = Leg{}
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1922,7 @@ func (x *Leg) String() string {
 func (*Leg) ProtoMessage() {}
 
 func (x *Leg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[13]
+	mi := &file_weft_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1935,7 @@ func (x *Leg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leg.ProtoReflect.Descriptor instead.
 func (*Leg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Leg) GetId() string {
@@ -1962,13 +2047,16 @@ type Volume struct {
 	// The most that its host copies to legs in a second, all of them together; 0: no limit.
 	RebuildBytesPerSecond uint64     `protobuf:"varint,64,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"`
 	Rebuilds              []*Rebuild `protobuf:"bytes,65,rep,name=rebuilds,proto3" json:"rebuilds,omitempty"` // those under way and the last ones, newest first
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Whether its hosts and targets prove their identities to one another: "require", "prefer"
+	// (wherever both ends can) or "off". A change takes effect at the next grant.
+	Authentication string `protobuf:"bytes,66,opt,name=authentication,proto3" json:"authentication,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2068,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[14]
+	mi := &file_weft_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2081,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Volume) GetId() string {
@@ -2171,6 +2259,13 @@ func (x *Volume) GetRebuilds() []*Rebuild {
 	return nil
 }
 
+func (x *Volume) GetAuthentication() string {
+	if x != nil {
+		return x.Authentication
+	}
+	return ""
+}
+
 // Rebuild is the copying of a column's data to one leg.
 type Rebuild struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2193,7 +2288,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2300,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2313,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2335,7 +2430,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2442,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2455,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2465,7 +2560,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2572,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2585,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2524,13 +2619,15 @@ type Attachment struct {
 	Since            *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=since,proto3" json:"since,omitempty"`
 	SizeBytes        uint64                 `protobuf:"varint,13,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`         // of the host's device, once it exists
 	DeviceNumber     string                 `protobuf:"bytes,14,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the host's device: "253:4"; unlike a path it always identifies the device
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// The targets that prove their identities to this host, as it does to them. Others are used without.
+	AuthenticatesWith []string `protobuf:"bytes,16,rep,name=authenticates_with,json=authenticatesWith,proto3" json:"authenticates_with,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2639,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2652,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2656,6 +2753,13 @@ func (x *Attachment) GetDeviceNumber() string {
 	return ""
 }
 
+func (x *Attachment) GetAuthenticatesWith() []string {
+	if x != nil {
+		return x.AuthenticatesWith
+	}
+	return nil
+}
+
 // Event is one durable entry in the cluster's history.
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2672,7 +2776,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2788,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2801,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2865,7 +2969,21 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06unread\x18\x0f \x01(\tR\x06unread\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x10 \x01(\tR\tclusterId\x12,\n" +
-	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\"\xae\x02\n" +
+	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\"\xe9\x02\n" +
+	"\vDrivePolicy\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05model\x18\x02 \x01(\tR\x05model\x12$\n" +
+	"\x0emin_size_bytes\x18\x03 \x01(\x04R\fminSizeBytes\x12$\n" +
+	"\x0emax_size_bytes\x18\x04 \x01(\x04R\fmaxSizeBytes\x125\n" +
+	"\x05nodes\x18\x05 \x03(\v2\x1f.weft.v1.DrivePolicy.NodesEntryR\x05nodes\x128\n" +
+	"\x06labels\x18\x06 \x03(\v2 .weft.v1.DrivePolicy.LabelsEntryR\x06labels\x1a8\n" +
+	"\n" +
+	"NodesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xae\x02\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\bselector\x18\x02 \x03(\v2\x1b.weft.v1.Pool.SelectorEntryR\bselector\x12%\n" +
@@ -2908,7 +3026,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\x98\b\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\"\xc0\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -2941,7 +3059,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x13scrub_every_seconds\x18> \x01(\x04R\x11scrubEverySeconds\x123\n" +
 	"\x16scrub_bytes_per_second\x18? \x01(\x04R\x13scrubBytesPerSecond\x127\n" +
 	"\x18rebuild_bytes_per_second\x18@ \x01(\x04R\x15rebuildBytesPerSecond\x12,\n" +
-	"\brebuilds\x18A \x03(\v2\x10.weft.v1.RebuildR\brebuilds\x1a9\n" +
+	"\brebuilds\x18A \x03(\v2\x10.weft.v1.RebuildR\brebuilds\x12&\n" +
+	"\x0eauthentication\x18B \x01(\tR\x0eauthentication\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x03\n" +
@@ -2982,7 +3101,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tscheduled\x18\r \x01(\bR\tscheduled\"3\n" +
 	"\x05Place\x12\x16\n" +
 	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
-	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xef\x03\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\"\x9e\x04\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -3002,7 +3121,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x05since\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\r \x01(\x04R\tsizeBytes\x12#\n" +
-	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\"\xb7\x02\n" +
+	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\x12-\n" +
+	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\"\xb7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
@@ -3082,7 +3202,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3102,79 +3222,84 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*DriveHealth)(nil),           // 15: weft.v1.DriveHealth
 	(*SmartLog)(nil),              // 16: weft.v1.SmartLog
 	(*Device)(nil),                // 17: weft.v1.Device
-	(*Pool)(nil),                  // 18: weft.v1.Pool
-	(*PoolRebalance)(nil),         // 19: weft.v1.PoolRebalance
-	(*Layout)(nil),                // 20: weft.v1.Layout
-	(*Extent)(nil),                // 21: weft.v1.Extent
-	(*Leg)(nil),                   // 22: weft.v1.Leg
-	(*Volume)(nil),                // 23: weft.v1.Volume
-	(*Rebuild)(nil),               // 24: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 25: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 26: weft.v1.Place
-	(*Attachment)(nil),            // 27: weft.v1.Attachment
-	(*Event)(nil),                 // 28: weft.v1.Event
-	nil,                           // 29: weft.v1.Node.LabelsEntry
-	nil,                           // 30: weft.v1.Drive.LabelsEntry
-	nil,                           // 31: weft.v1.Pool.SelectorEntry
-	nil,                           // 32: weft.v1.Volume.LabelsEntry
-	nil,                           // 33: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 35: google.protobuf.Duration
+	(*DrivePolicy)(nil),           // 18: weft.v1.DrivePolicy
+	(*Pool)(nil),                  // 19: weft.v1.Pool
+	(*PoolRebalance)(nil),         // 20: weft.v1.PoolRebalance
+	(*Layout)(nil),                // 21: weft.v1.Layout
+	(*Extent)(nil),                // 22: weft.v1.Extent
+	(*Leg)(nil),                   // 23: weft.v1.Leg
+	(*Volume)(nil),                // 24: weft.v1.Volume
+	(*Rebuild)(nil),               // 25: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 26: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 27: weft.v1.Place
+	(*Attachment)(nil),            // 28: weft.v1.Attachment
+	(*Event)(nil),                 // 29: weft.v1.Event
+	nil,                           // 30: weft.v1.Node.LabelsEntry
+	nil,                           // 31: weft.v1.Drive.LabelsEntry
+	nil,                           // 32: weft.v1.DrivePolicy.NodesEntry
+	nil,                           // 33: weft.v1.DrivePolicy.LabelsEntry
+	nil,                           // 34: weft.v1.Pool.SelectorEntry
+	nil,                           // 35: weft.v1.Volume.LabelsEntry
+	nil,                           // 36: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	29, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	30, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	34, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	34, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	37, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	37, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	35, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	34, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	30, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	38, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	37, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	31, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	34, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	37, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	35, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	38, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	31, // 18: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	19, // 19: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	34, // 20: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	34, // 21: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
-	21, // 22: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	3,  // 23: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	34, // 24: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	20, // 25: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	32, // 26: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 27: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 28: weft.v1.Volume.health:type_name -> weft.v1.Health
-	22, // 29: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	27, // 30: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	34, // 31: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	27, // 32: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	25, // 33: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	25, // 34: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	24, // 35: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	34, // 36: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	34, // 37: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	35, // 38: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	34, // 39: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	34, // 40: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	26, // 41: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 42: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 43: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	34, // 44: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	34, // 45: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 46: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	33, // 47: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	48, // [48:48] is the sub-list for method output_type
-	48, // [48:48] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	32, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	33, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	34, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	20, // 21: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
+	37, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	37, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	22, // 24: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	3,  // 25: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	37, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	21, // 27: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	35, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 29: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 30: weft.v1.Volume.health:type_name -> weft.v1.Health
+	23, // 31: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	28, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	37, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	28, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	26, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	26, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	25, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	37, // 38: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	37, // 39: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	38, // 40: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	37, // 41: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	37, // 42: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	27, // 43: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 44: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 45: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	37, // 46: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	37, // 47: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 48: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	36, // 49: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	50, // [50:50] is the sub-list for method output_type
+	50, // [50:50] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -3182,14 +3307,14 @@ func file_weft_v1_types_proto_init() {
 	if File_weft_v1_types_proto != nil {
 		return
 	}
-	file_weft_v1_types_proto_msgTypes[11].OneofWrappers = []any{}
+	file_weft_v1_types_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -256,13 +256,14 @@ func (c *Credential) Server(now func() time.Time) *tls.Config {
 }
 
 // Peer is who is at the other end of a server's connection.
-func Peer(state tls.ConnectionState) access.Identity {
+func Peer(state tls.ConnectionState) access.AuthInfo {
 	if len(state.PeerCertificates) == 0 {
-		return access.Identity{}
+		return access.AuthInfo{}
 	}
-	who := access.OfCertificate(state.PeerCertificates[0])
+	cert := state.PeerCertificates[0]
+	who := access.OfCertificate(cert)
 	if who.Kind == access.Outside { // not signed here: the cluster's authority names all its members
-		return access.Identity{}
+		return access.AuthInfo{}
 	}
-	return who
+	return access.AuthInfo{Identity: who, Issued: cert.NotBefore.Add(skew), Ends: cert.NotAfter}
 }

@@ -178,13 +178,14 @@ func (k *Keyring) Authorities() (certs []*x509.Certificate) {
 	return certs
 }
 
-// Issue signs a certificate with the authority of a hash.
-func (k *Keyring) Issue(authority string, who access.Identity, r Request) (*x509.Certificate, error) {
+// Issue signs a certificate with the authority of a hash. The certificate says that it is issued at
+// a time.
+func (k *Keyring) Issue(authority string, who access.Identity, r Request, at time.Time) (*x509.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, a := range k.keys {
 		if a.Hash() == authority {
-			return a.Issue(who, r, k.now())
+			return a.Issue(who, r, at)
 		}
 	}
 	return nil, ErrNoAuthority
@@ -213,7 +214,9 @@ func (k *Keyring) Keep(trusted []*x509.Certificate) error {
 		}
 		return own.trusting(trusted).Write(k.Identity())
 	}
-	if own.Trusts(trusted) && Hash(own.Authorities[0]) == Hash(trusted[0]) && k.now().Before(own.RenewAt()) {
+	now := k.now()
+	early := now.Before(own.Cert.NotBefore) // it was renewed while the clock was ahead
+	if own.Trusts(trusted) && Hash(own.Authorities[0]) == Hash(trusted[0]) && now.Before(own.RenewAt()) && !early {
 		return nil
 	}
 	order := []*Authority{k.keys[signs]}

@@ -20,6 +20,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/hex"
@@ -38,6 +39,20 @@ const Life = 7 * 24 * time.Hour
 
 // authorityLife is how long an authority's own certificate is good. It is rotated before that.
 const authorityLife = 10 * 365 * 24 * time.Hour
+
+// MetricsName is a name in the certificate of each node, for programs that read its metrics: they
+// check names, and no address is in a certificate.
+const MetricsName = "metrics.weft.internal"
+
+// Throwaway is a certificate that proves nothing, for a server that has none yet, and whose clients
+// check none.
+func Throwaway(now time.Time) (tls.Certificate, error) {
+	a, err := NewAuthority(block.ClusterID{}, now)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{a.Cert.Raw}, PrivateKey: a.key}, nil
+}
 
 // skew is how far the clocks of members may be apart.
 const skew = time.Hour
@@ -127,12 +142,12 @@ func (a *Authority) Issue(who access.Identity, r Request, now time.Time) (*x509.
 	if until.After(a.Cert.NotAfter) {
 		until = a.Cert.NotAfter
 	}
-	usage := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	if who.Role == access.Manager {
-		usage = append(usage, x509.ExtKeyUsageServerAuth)
+	usage, names := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, []string(nil)
+	if who.Kind == access.Node { // it serves metrics, and a manager the cluster: see isManager
+		usage, names = append(usage, x509.ExtKeyUsageServerAuth), []string{MetricsName}
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: who.Name}, URIs: []*url.URL{who.URI()},
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: who.Name}, URIs: []*url.URL{who.URI()}, DNSNames: names,
 		NotBefore: now.Add(-skew), NotAfter: until, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usage,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.Cert, r.public, a.key)

@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func renewed(t *testing.T, k *Keyring, c *Credential, who access.Identity, autho
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := k.Issue(Hash(authorities[0]), who, r)
+	cert, err := k.Issue(Hash(authorities[0]), who, r, k.now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +121,7 @@ func handshake(server, client *tls.Config) (who access.Identity, err error) {
 	if err = errors.Join(err, <-done); err != nil {
 		return who, err
 	}
-	return Peer(ours.ConnectionState()), nil
+	return Peer(ours.ConnectionState()).Identity, nil
 }
 
 func node(name string, role access.Role) access.Identity {
@@ -145,7 +146,7 @@ func TestWhoIsLetIn(t *testing.T) {
 		{"another manager", manager.Server(c.now), manager.Client(c.now), node("m1", access.Manager), ""},
 		{"nobody", manager.Server(c.now), &tls.Config{InsecureSkipVerify: true, Time: c.now}, access.Identity{}, ""},
 		{"a target of another cluster", manager.Server(c.now), joined(t, other, target).Client(c.now), access.Identity{}, "unknown authority"},
-		{"a target as a manager", joined(t, k, node("t2", access.Target)).Server(c.now), agent.Client(c.now), access.Identity{}, "incompatible key usage"},
+		{"a target as a manager", joined(t, k, node("t2", access.Target)).Server(c.now), agent.Client(c.now), access.Identity{}, "is no manager of this cluster"},
 		{"a person who calls himself a manager", joined(t, k, access.Identity{Kind: access.Person, Cluster: cluster, Name: "ada", Role: access.Admin}).Server(c.now), agent.Client(c.now), access.Identity{}, "incompatible key usage"},
 		{"an old version of TLS", manager.Server(c.now), &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}, access.Identity{}, "protocol version"},
 	} {
@@ -160,6 +161,20 @@ func TestWhoIsLetIn(t *testing.T) {
 	c.pass(Life + time.Minute)
 	if _, err := handshake(manager.Server(c.now), agent.Client(c.now)); err == nil {
 		t.Error("a certificate is good after its life")
+	}
+}
+
+// Programs that read metrics check a name, which nodes alone have.
+func TestTheNameUnderWhichMetricsAreRead(t *testing.T) {
+	c := newClock()
+	k := keyring(t, c)
+	roots := x509.NewCertPool()
+	roots.AddCert(k.Authorities()[0])
+	for _, who := range []access.Identity{node("t1", access.Target), node("m1", access.Manager), {Kind: access.Person, Cluster: cluster, Name: "ada", Role: access.Admin}} {
+		_, err := joined(t, k, who).Cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: c.now(), DNSName: MetricsName, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+		if (err == nil) != (who.Kind == access.Node) {
+			t.Errorf("%v as %s: %v", who, MetricsName, err)
+		}
 	}
 }
 
@@ -282,7 +297,7 @@ func FuzzParseRequest(f *testing.F) {
 		// the request says.
 		who := node("t1", access.Target)
 		cert, err := a.Issue(who, r, time.Now())
-		if err != nil || access.OfCertificate(cert) != who || cert.IsCA || len(cert.DNSNames)+len(cert.IPAddresses)+len(cert.EmailAddresses) > 0 || len(cert.URIs) != 1 {
+		if err != nil || access.OfCertificate(cert) != who || cert.IsCA || !slices.Equal(cert.DNSNames, []string{MetricsName}) || len(cert.IPAddresses)+len(cert.EmailAddresses) > 0 || len(cert.URIs) != 1 {
 			t.Errorf("a request gave %v, %v", cert, err)
 		}
 	})
@@ -413,7 +428,7 @@ func TestAManagerReceivesTheKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Issue(signs, node("t1", access.Target), r); !errors.Is(err, ErrNoAuthority) {
+	if _, err := second.Issue(signs, node("t1", access.Target), r, c.now()); !errors.Is(err, ErrNoAuthority) {
 		t.Errorf("Issue before it has the key: %v, want %v", err, ErrNoAuthority)
 	}
 	text, err := first.Export()
@@ -428,7 +443,7 @@ func TestAManagerReceivesTheKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, k := range []*Keyring{second, again} {
-		if _, err := k.Issue(signs, node("t1", access.Target), r); err != nil {
+		if _, err := k.Issue(signs, node("t1", access.Target), r, c.now()); err != nil {
 			t.Errorf("Issue with the key: %v", err)
 		}
 	}
@@ -482,5 +497,28 @@ func TestAuthoritiesOfAKeyringAreBounded(t *testing.T) {
 	}
 	if _, err := OpenKeyring(k.dir, c.now); err != nil {
 		t.Errorf("the keys after many rotations at once: %v", err)
+	}
+}
+
+// A manager whose clock was ahead for a while has renewed its credential meanwhile, and nobody accepts
+// that before its time: it makes another one.
+func TestAManagerOutlivesAClockThatWasAhead(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	keys, err := CreateKeyring(t.TempDir(), block.ClusterID{UUID: block.UUID{1}}, "m1", func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	right := now
+	for _, now = range []time.Time{right, right.Add(30 * 24 * time.Hour), right} {
+		if err := keys.Keep(keys.Authorities()); err != nil {
+			t.Fatal(err)
+		}
+		own, err := ReadCredential(keys.Identity())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.Before(own.Cert.NotBefore) || own.Expired(now) {
+			t.Errorf("at %v its certificate is good from %v to %v", now, own.Cert.NotBefore, own.Cert.NotAfter)
+		}
 	}
 }

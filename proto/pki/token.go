@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -76,9 +77,13 @@ func isHex(text string, bytes int) bool {
 	return err == nil && len(b) == bytes && hex.EncodeToString(b) == text
 }
 
-// ReadToken reads a token from a file, which may end with a newline.
+// ReadToken reads a token from a file, or from standard input if path is "-". It may end with a newline.
 func ReadToken(path string) (Token, error) {
-	text, err := os.ReadFile(path)
+	read := func() ([]byte, error) { return os.ReadFile(path) }
+	if path == "-" {
+		read = func() ([]byte, error) { return io.ReadAll(io.LimitReader(os.Stdin, 4096)) }
+	}
+	text, err := read()
 	if err != nil {
 		return Token{}, err
 	}
@@ -114,20 +119,45 @@ func HashProof(proof []byte) string {
 
 // Client is the configuration of a connection on which the token is shown: the other end must be
 // a manager that the pinned authority has named.
-func (t Token) Client(now func() time.Time) *tls.Config {
+func (t Token) Client(now func() time.Time) *tls.Config { return pinned([]string{t.Authority}, now) }
+
+func pinned(hashes []string, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
 		Time:               now,
-		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does it, against the pinned authority
+		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection does it, against the pinned authorities
 		VerifyConnection: func(state tls.ConnectionState) error {
-			authority := find(t.Authority, state.PeerCertificates)
-			if authority == nil {
-				return errors.New("this is a manager of another cluster than the token's, or its authority was rotated since")
+			for _, hash := range hashes {
+				if authority := find(hash, state.PeerCertificates); authority != nil {
+					return isManager(state, []*x509.Certificate{authority}, nil, now())
+				}
 			}
-			return isManager(state, []*x509.Certificate{authority}, nil, now())
+			return errors.New("this is a manager of another cluster than the token's, or its authority was rotated since")
 		},
 	}
 }
+
+// Pins are the authorities of a cluster, by their hashes, for a node that joins without a token of
+// the cluster.
+type Pins []string
+
+// ParsePins parses hashes that are separated by spaces or lines.
+func ParsePins(text string) (Pins, error) {
+	hashes := strings.Fields(text)
+	if len(hashes) == 0 || len(hashes) > authoritiesMost {
+		return nil, fmt.Errorf("%d hashes of authorities, want 1 to %d", len(hashes), authoritiesMost)
+	}
+	for _, hash := range hashes {
+		if !isHex(hash, sha256.Size) {
+			return nil, errors.New("not the SHA-256 of an authority's certificate, in hexadecimal digits")
+		}
+	}
+	return hashes, nil
+}
+
+// Client is the configuration of a connection on which something secret is shown: the other end must
+// be a manager that one of the authorities has named.
+func (p Pins) Client(now func() time.Time) *tls.Config { return pinned(p, now) }
 
 // isManager checks that the other end is a manager; of a cluster, unless that is nil.
 func isManager(state tls.ConnectionState, authorities []*x509.Certificate, of *access.Identity, now time.Time) error {

@@ -18,6 +18,9 @@ type Device struct {
 	// ReadOnly: the devices below are opened for reading only, and the device cannot be
 	// opened for writing. Diff does not compare it.
 	ReadOnly bool
+	// Count: the kernel counts the device's I/O, if it can; see Client.Counted. It counts only for
+	// devices that are created so. Diff does not compare it.
+	Count bool
 }
 
 // State is the observed state of a mapped device.
@@ -265,6 +268,9 @@ func (c *Client) create(d Device) (err error) {
 	}()
 	if err := c.load(d.Name, d.Table, d.ReadOnly); err != nil {
 		return err
+	}
+	if d.Count {
+		_ = c.count(d.Name) // Counted says whether it does
 	}
 	return c.Resume(d.Name, d.udev())
 }

@@ -30,6 +30,7 @@ type fakeDevice struct {
 	live, inactive []rawRow
 	opened         int            // by programs
 	failed         map[int]Health // legs of a mirror
+	counts         *fakeCounts    // nil: it does not count
 	deferred       bool
 }
 
@@ -101,7 +102,13 @@ func (k *fakeKernel) do(cmd uint32, h *header, payload []byte) ([]byte, error) {
 	case cmdTableDeps:
 		return k.deps(d), nil
 	case cmdMessage:
-		return nil, syscall.EINVAL // what all our targets say
+		text := cString(payload[8:])
+		if !strings.HasPrefix(text, "@stats_") {
+			return nil, syscall.EINVAL // what all our targets say
+		}
+		answer, err := d.stats(text)
+		h.flags |= flagDataOut
+		return append([]byte(answer), 0), err
 	default:
 		return nil, syscall.ENOTTY
 	}
@@ -112,7 +119,7 @@ func (k *fakeKernel) do(cmd uint32, h *header, payload []byte) ([]byte, error) {
 func (k *fakeKernel) answer(h *header, d *fakeDevice) {
 	h.name, h.uuid, h.dev, h.eventNr = d.Name, d.UUID, encodeNumber(d.Number), d.EventNr
 	h.openCount = int32(k.openCount(d))
-	h.flags &= flagStatusTable
+	h.flags &= flagStatusTable | flagDataOut
 	for flag, on := range map[uint32]bool{flagSuspend: d.Suspended, flagActive: d.live != nil, flagInactive: d.inactive != nil} {
 		if on {
 			h.flags |= flag
@@ -395,6 +402,7 @@ func fakeWorld(t *testing.T) *world {
 		return func() { k.open(name, -1) }
 	}
 	w.failLeg = func(name string) { k.failLeg(name, 1) }
+	w.ios = k.countIOs
 	t.Cleanup(func() {
 		for _, d := range k.sorted() {
 			if strings.HasPrefix(d.Name, w.prefix) {

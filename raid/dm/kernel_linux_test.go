@@ -64,6 +64,19 @@ func kernelWorld(t *testing.T) *world {
 		must(t, err)
 		return func() { f.Close() }
 	}
+	w.ios = func(name string, reads, writes int) {
+		f, err := os.OpenFile(nodeOf(t, c, name), os.O_RDWR|unix.O_DIRECT, 0)
+		must(t, err)
+		defer f.Close()
+		for range writes {
+			_, err := f.WriteAt(aligned(4096), 0)
+			must(t, err)
+		}
+		for range reads {
+			_, err := f.ReadAt(aligned(4096), 0)
+			must(t, err)
+		}
+	}
 	// The write hangs until the test swaps the table, and then succeeds.
 	w.failLeg = func(name string) {
 		f, err := os.OpenFile(nodeOf(t, c, name), os.O_RDWR|unix.O_DIRECT, 0)

@@ -23,10 +23,11 @@ const diskSize = 16 * block.MiB
 type world struct {
 	client  *Client
 	kernel  kernel
-	disks   []Ref                              // of diskSize
-	prefix  string                             // of names and uuids
-	hold    func(name string) (release func()) // opens a device
-	failLeg func(name string)                  // makes the second leg of a mirror, an error device, fail a write
+	disks   []Ref                                // of diskSize
+	prefix  string                               // of names and uuids
+	hold    func(name string) (release func())   // opens a device
+	failLeg func(name string)                    // makes the second leg of a mirror, an error device, fail a write
+	ios     func(name string, reads, writes int) // does so many, of 4 KiB each
 }
 
 func (w *world) name(s string) string { return w.prefix + s }
@@ -58,6 +59,8 @@ func runSuite(t *testing.T, newWorld func(*testing.T) *world) {
 		"a reload that nobody waits for leaves the old table":    secondThought,
 		"a device takes another name":                            rename,
 		"a message that no target knows is refused":              message,
+		"a device's I/O is counted if it was made so":            count,
+		"counts have each I/O, and outlive a table":              countAll,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -208,7 +208,7 @@ func (p *extentIO) failedToRead(copy int, err error) {
 func (p *extentIO) startWrite(e *effects) {
 	c := p.c
 	if n, _ := c.inSync(); n == 0 {
-		p.phase = phaseParked
+		p.park(p.at)
 		return
 	}
 	op := p.op
@@ -252,7 +252,7 @@ func (c *column) misses(copy int, p *extentIO) {
 func (p *extentIO) startFlush(e *effects) {
 	c := p.c
 	if n, _ := c.inSync(); n == 0 {
-		p.phase = phaseParked
+		p.park(p.at)
 		return
 	}
 	for copy := range c.legs {

@@ -159,6 +159,9 @@ type extentIO struct {
 	other    bool      // one of them failed with something other than a medium error
 	err      error     // the result; of reads the last error
 	next     *extentIO // in effects
+	began    int64     // when it came
+	timed    bool      // its latency is measured, and those of its answers
+	waits    bool      // it counts in Volume.waits
 	legs     [block.MaxSlots]legIO
 }
 
@@ -198,7 +201,7 @@ func (p *extentIO) recycle() {
 	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
 	p.yielded, p.passed = false, 0
-	p.fua, p.unmap, p.watched = false, false, false
+	p.fua, p.unmap, p.watched, p.waits = false, false, false, false
 }
 
 func (p *extentIO) length() int64 { return p.end - p.off }
@@ -220,6 +223,15 @@ type effects struct {
 	finished *extentIO
 	failures []failure
 	rearm    *column // has something to retry
+	now      int64   // while shards are locked: see time
+}
+
+// time is the time at which the shards were locked, or a little later. It reads the clock once.
+func (e *effects) time(v *Volume) int64 {
+	if e.now == 0 {
+		e.now = v.clock.now()
+	}
+	return e.now
 }
 
 // failure is an error of a leg, to be noted by its column.
@@ -239,6 +251,7 @@ func (e *effects) submit(s *legIO) {
 // run does the collected effects, and those that follow from them.
 func (e *effects) run() {
 	for {
+		e.now = 0
 		switch {
 		case e.legIOs != nil:
 			s := e.legIOs
@@ -295,16 +308,17 @@ func (p *extentIO) launch(e *effects) {
 // start starts an extent IO that nothing blocks.
 func (p *extentIO) start(e *effects) {
 	c := p.c
+	now := e.time(c.v)
 	switch {
 	case c.aborted:
 		p.finish(block.ErrGone, e)
 		return
 	case c.suspended || c.equalizing && p.kind != kindEqual:
-		p.phase = phaseParked
+		p.park(now)
 		return
 	}
 	p.phase = phaseStarted
-	p.at = c.v.clock.now()
+	p.at = now
 	p.watched = (p.kind == kindRead || p.kind == kindWrite) && c.v.background.watches(p.at)
 	switch p.kind {
 	case kindRead:
@@ -326,7 +340,7 @@ func (p *extentIO) issue(copy int, op block.Op, data []byte, e *effects) {
 	}
 	s.inc, s.dev, s.gen, s.most = l.inc, l.dev, l.gen, l.maxIO
 	s.op, s.data = op, data
-	s.at = p.at
+	s.at = e.time(p.c.v)
 	l.out.Add(1)
 	s.send(e)
 }
@@ -386,10 +400,13 @@ func answered(io *block.IO) {
 func (s *legIO) answered(e *effects) {
 	p, l := s.p, &s.p.c.legs[s.copy]
 	void, err := s.count(l)
-	switch s.state = s.progress(l, void, err); s.state {
-	case partOut:
+	s.state = s.progress(l, void, err)
+	if s.state == partOut {
 		s.send(e)
 		return
+	}
+	s.account(err, e)
+	switch s.state {
 	case partPaused:
 		if (void || err != nil) && p.c.running() {
 			l.out.Add(-1)
@@ -481,7 +498,8 @@ func (p *extentIO) hold(e *effects) {
 		return
 	}
 	if p.held == 0 {
-		p.held = p.c.v.clock.now()
+		p.held = e.time(p.c.v)
+		p.wait(p.at) // the leg may have been silent before it failed
 	}
 	if p.kind == kindWrite && !p.c.v.weak.heldBlocks {
 		p.sh.yield(p, e)
@@ -492,8 +510,9 @@ func (p *extentIO) hold(e *effects) {
 // finish ends an extent IO and releases its range.
 func (p *extentIO) finish(err error, e *effects) {
 	p.err = err
+	p.account(e)
 	if p.watched && p.held == 0 && err == nil {
-		p.c.v.background.served(p.at, p.c.v.clock.now())
+		p.c.v.background.served(p.at, e.time(p.c.v))
 	}
 	p.sh.leave(p, e)
 	p.next = e.finished

@@ -267,6 +267,7 @@ func (c *column) drop(copy int, e *effects) {
 		if s.state == partFailed || s.state == partPaused {
 			s.state = partNone
 		}
+		p.waitedFor(s)
 		switch p.kind {
 		case kindWrite, kindFlush:
 			p.settle(e)

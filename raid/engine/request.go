@@ -4,6 +4,7 @@ package engine
 
 import (
 	"sync"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -21,6 +22,7 @@ type request struct {
 	all     bool // no more extent IOs
 	out     int  // extent IOs under way
 	err     error
+	began   int64
 	column  int   // for flushes and IO without data: the next column
 	at      int64 // bytes of the IO, or of the column's share of it, that were cut so far
 }
@@ -91,6 +93,8 @@ func (p *extentIO) enter() {
 	var e effects
 	p.sh.mu.Lock()
 	p.sh.enter(p)
+	p.began = e.time(c.v)
+	p.timed = p.sh.sampler.Next(p.began)
 	if p.blockers == 0 {
 		p.start(&e)
 	}
@@ -101,7 +105,7 @@ func (p *extentIO) enter() {
 // request starts an IO of several extent IOs.
 func (v *Volume) request(io *block.IO) {
 	r := v.reqs.Get().(*request)
-	r.io, r.all, r.err, r.column, r.at = io, false, nil, 0, 0
+	r.io, r.all, r.err, r.column, r.at, r.began = io, false, nil, 0, 0, v.clock.now()
 	r.mu.Lock()
 	r.pump()
 }
@@ -142,6 +146,7 @@ func (r *request) pump() {
 		return
 	}
 	v, io, err := r.v, r.io, r.err
+	v.figures.long.Add(uint64(io.Off), countedAs[io.Op], io.Len, time.Duration(v.clock.now()-r.began), err != nil)
 	r.io, r.err = nil, nil
 	v.reqs.Put(r)
 	io.Complete(err)

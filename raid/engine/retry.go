@@ -167,7 +167,7 @@ func (p *extentIO) again(copy int, e *effects) {
 	if s.op == block.OpFlush {
 		l.flush(s)
 	}
-	p.at = p.c.v.clock.now()
+	p.at = e.time(p.c.v)
 	p.issue(copy, s.op, s.data, e)
 }
 

@@ -5,6 +5,8 @@ package engine
 import (
 	"slices"
 	"sync"
+
+	"weft.dev/weft/proto/figures"
 )
 
 // shard holds the range locks of a part of a column's lock units. A change of a leg's state
@@ -20,6 +22,10 @@ type shard struct {
 	writes  [2]int // those in spans, by turn; see settling
 	written uint64 // see Volume.Written
 	gaveUp  bool   // a write has failed
+
+	sampler figures.Sampler // which IOs are timed
+	ios     figures.Tally   // users' IOs of one extent
+	legs    []figures.Tally // by copy
 }
 
 type span struct {

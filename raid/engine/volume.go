@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/raid"
 )
 
@@ -48,6 +49,15 @@ type Volume struct {
 	change    sync.Mutex
 	equalizer atomic.Pointer[equalizer]
 	events    events
+
+	figures struct {
+		waits figures.Waits // held IOs of users, those that a dropped leg did not answer, and parked ones
+		long  figures.Meter // users' IOs of several extents
+		off   bool          // nothing is counted; for BenchmarkCounting alone
+
+		mu    sync.Mutex
+		taken Figures // from the shards
+	}
 
 	background   background
 	rebuildLimit limiter // guarded by background
@@ -113,7 +123,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 			}
 		}
 		for i := range c.shards {
-			c.shards[i].lastEnd = -1
+			c.shards[i].lastEnd, c.shards[i].legs = -1, make([]figures.Tally, len(c.legs))
 		}
 	}
 	return v, nil

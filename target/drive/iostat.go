@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 )
 
 // IOs are the reads and writes that a block device has completed since it appeared, and the bytes
@@ -46,6 +47,13 @@ func CompletedIOs(root, path string) IOs {
 		return IOs{}
 	}
 	return n
+}
+
+// Figures reads the counters that the kernel keeps of a block device below root, by kind of I/O and
+// without latencies; none for a regular file, or if the kernel does not count.
+func Figures(root, path string) figures.Figures {
+	s := sysfs(root)
+	return figures.ParseStat(s.text("sys/class/block", s.blockName(path), "stat"))
 }
 
 // parseStat reads a stat file (Linux, Documentation/block/stat.rst): fields 1 and 5 count reads and

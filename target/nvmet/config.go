@@ -36,6 +36,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // Model is the attr_model of our subsystems.
@@ -58,6 +59,28 @@ type Config struct {
 	Subsystems []Subsystem
 	Ports      []Port
 	Hosts      []block.NQN // hosts/*; not used in a wanted Config
+	// Keys are those of hosts that have to prove their identity. A host of a wanted Config that is
+	// not listed proves nothing.
+	Keys map[block.NQN]Keys
+}
+
+// Keys is hosts/<nqn>/dhchap_key and dhchap_ctrl_key. The kernel asks for them in every subsystem
+// that allows the host.
+type Keys struct {
+	Host, Controller block.Secret // in the text form of DH-HMAC-CHAP: DHHC-1:01:...:
+}
+
+// KeysOf returns the keys of an export in the form that the kernel reads.
+func KeysOf(k block.Keys) (Keys, error) {
+	host, err := dhchap.NewKey(dhchap.SHA256, k.Host.Reveal())
+	if err != nil {
+		return Keys{}, err
+	}
+	controller, err := dhchap.NewKey(dhchap.SHA256, k.Controller.Reveal())
+	if err != nil {
+		return Keys{}, err
+	}
+	return Keys{block.NewSecret([]byte(host.Representation())), block.NewSecret([]byte(controller.Representation()))}, nil
 }
 
 // Subsystem is subsystems/<nqn>.
@@ -244,7 +267,7 @@ func printable(s string) bool {
 // sorted puts a Config into Read's order.
 func (c Config) sorted() Config {
 	byLink := func(a, b Link) int { return cmp.Compare(a.Name, b.Name) }
-	out := Config{Subsystems: slices.Clone(c.Subsystems), Ports: slices.Clone(c.Ports), Hosts: slices.Sorted(slices.Values(c.Hosts))}
+	out := Config{Subsystems: slices.Clone(c.Subsystems), Ports: slices.Clone(c.Ports), Hosts: slices.Sorted(slices.Values(c.Hosts)), Keys: c.Keys}
 	for i := range out.Subsystems {
 		s := &out.Subsystems[i]
 		s.AllowedHosts = slices.SortedFunc(slices.Values(s.AllowedHosts), byLink)

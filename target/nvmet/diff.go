@@ -29,6 +29,8 @@ type Step struct {
 	Op   Op
 	Path string // relative to the root
 	Arg  string // Write: the value; Symlink: the link's target, relative to the root
+	// Secret is the value of a Write that nobody may see, in place of Arg.
+	Secret block.Secret
 
 	Object string // the object that the step is part of: its later steps depend on this one
 	Needs  string // another object that must be complete first
@@ -37,6 +39,9 @@ type Step struct {
 func (s Step) String() string {
 	switch s.Op {
 	case Write:
+		if !s.Secret.IsZero() {
+			return fmt.Sprintf("write a key to %s", s.Path)
+		}
 		return fmt.Sprintf("write %q to %s", s.Arg, s.Path)
 	case Symlink:
 		return fmt.Sprintf("symlink %s to %s", s.Path, s.Arg)
@@ -93,6 +98,7 @@ type differ struct {
 	taken     []uint16                // port ids given out in this Diff
 	deferred  map[block.NQN]bool      // wanted subsystems that are not complete after these steps
 	hosts     map[block.NQN]hostState // what these steps do to host directories
+	keyed     map[block.NQN]bool      // hosts whose keys were looked at
 }
 
 type hostState int
@@ -108,7 +114,7 @@ func (d *differ) add(object string, op Op, path, arg string) {
 
 func (d *differ) removeSubsystems() {
 	d.deferred = map[block.NQN]bool{}
-	d.hosts = map[block.NQN]hostState{}
+	d.hosts, d.keyed = map[block.NQN]hostState{}, map[block.NQN]bool{}
 	var doomed []Subsystem
 	for _, have := range d.got.Subsystems {
 		want, wanted := d.want.Subsystem(have.NQN)
@@ -182,7 +188,7 @@ func (d *differ) drain(s Subsystem) {
 func (d *differ) leftOver(h block.NQN, s Subsystem) bool {
 	linked := slices.ContainsFunc(s.AllowedHosts, func(l Link) bool { return l.To == h })
 	_, _, short, _, err := block.ParseSubsystemNQN(s.NQN)
-	named := err == nil && strings.HasPrefix(string(h), "nqn.2014-08.org.nvmexpress:uuid:"+short)
+	named := err == nil && (strings.HasPrefix(string(h), "nqn.2014-08.org.nvmexpress:uuid:"+short) || h == block.ProvenHost(s.NQN).NQN)
 	if !linked && !named {
 		return false
 	}
@@ -328,18 +334,38 @@ func (d *differ) inUse(have Subsystem, of block.NQN, want Namespace) bool {
 }
 
 func (d *differ) allow(have Subsystem, n block.NQN, l Link) {
-	if slices.Contains(have.AllowedHosts, l) {
-		return
-	}
-	object := subsystemPath(n)
-	if !slices.Contains(d.got.Hosts, l.To) && d.hosts[l.To] == 0 {
+	linked := slices.Contains(have.AllowedHosts, l)
+	if !linked && !slices.Contains(d.got.Hosts, l.To) && d.hosts[l.To] == 0 {
 		d.hosts[l.To] = hostMade
 		d.add(hostPath(l.To), Mkdir, hostPath(l.To), "")
 	}
+	d.keys(l.To)
+	if linked {
+		return
+	}
+	object := subsystemPath(n)
 	d.steps = append(d.steps, Step{
 		Op: Symlink, Path: path.Join(object, "allowed_hosts", l.Name), Arg: hostPath(l.To),
 		Object: object, Needs: hostPath(l.To),
 	})
+}
+
+// keys gives a host its keys. The link to the host is made after them: without a key, nvmet demands
+// no proof.
+func (d *differ) keys(h block.NQN) {
+	want, ok := d.want.Keys[h]
+	if !ok || d.keyed[h] {
+		return
+	}
+	d.keyed[h] = true
+	have := d.got.Keys[h]
+	write := func(file string, have, want block.Secret) {
+		if have != want {
+			d.steps = append(d.steps, Step{Op: Write, Path: path.Join(hostPath(h), file), Secret: want, Object: hostPath(h)})
+		}
+	}
+	write("dhchap_ctrl_key", have.Controller, want.Controller)
+	write("dhchap_key", have.Host, want.Host)
 }
 
 func (d *differ) port(want Port) {

@@ -14,6 +14,8 @@ type Files interface {
 	Mkdir(path string) error
 	Rmdir(path string) error
 	Write(path, value string) error
+	// WriteSecret is Write of a value that only root may read.
+	WriteSecret(path, value string) error
 	Symlink(to, path string) error
 	Unlink(path string) error
 	ReadDir(path string) ([]string, error)
@@ -40,6 +42,14 @@ func (kernelFiles) Write(path, value string) error {
 		err = closed
 	}
 	return err
+}
+
+// WriteSecret takes the file from everybody else first: configfs makes all its files readable.
+func (f kernelFiles) WriteSecret(path, value string) error {
+	if err := os.Chmod(path, 0o600); err != nil {
+		return err
+	}
+	return f.Write(path, value)
 }
 
 func (kernelFiles) ReadDir(path string) ([]string, error) {

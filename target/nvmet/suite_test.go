@@ -3,12 +3,15 @@
 package nvmet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -87,6 +90,7 @@ func suite(t *testing.T, at func(t *testing.T) place) {
 		"AnotherHostMakesTheSubsystemAnew": extraHost,
 		"KernelRefusals":                   refusals,
 		"ASizeCanBeReadAgain":              sizeReadAgain,
+		"AHostGetsItsKeysBeforeItsLink":    keysFirst,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, at(t)) })
 	}
@@ -230,6 +234,82 @@ func extraHost(t *testing.T, p place) {
 	}
 	p.reach(t, want)
 	p.expect(t, want)
+}
+
+// keysFirst also replaces keys, and is cut after each step.
+func keysFirst(t *testing.T, p place) {
+	able, err := p.tree.Authenticates()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hosts := p.read(t).Hosts; slices.Contains(hosts, block.NQN(path.Base(probe))) {
+		t.Errorf("hosts %v: asking has left one", hosts)
+	}
+	if !able { // Linux 6.1 as Debian builds it
+		host := hostPath(foreignHost)
+		p.do(t, Step{Op: Mkdir, Path: host})
+		if err := p.tree.Do(t.Context(), Step{Op: Write, Path: host + "/dhchap_key", Arg: "secret"}); err == nil {
+			t.Error("Authenticates says no, and yet a host takes a key")
+		}
+		p.do(t, Step{Op: Rmdir, Path: host})
+		return
+	}
+	keyed := func(epoch, n byte) Config {
+		s := sub(1, epoch, 1, p.devices[0])
+		h := block.ProvenHost(s.NQN).NQN
+		s.AllowedHosts = []Link{LinkTo(h)}
+		secret := bytes.Repeat([]byte{n}, block.SecretSize)
+		keys, err := block.ParseKeys(secret, append([]byte{9}, secret[1:]...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := p.config(s)
+		text, err := KeysOf(keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Keys = map[block.NQN]Keys{h: text}
+		return c
+	}
+	a, b, c := keyed(1, 1), keyed(1, 2), keyed(2, 3)
+	for _, way := range []struct{ from, to Config }{{Config{}, a}, {a, b}, {b, c}, {a, Config{}}} {
+		for cut := range 100 {
+			p.reach(t, way.from)
+			done := p.stepsOnly(t, way.to, cut)
+			got := p.read(t)
+			for h := range got.hostsInUse() {
+				if k := got.Keys[h]; k.Host.IsZero() || k.Controller.IsZero() {
+					t.Fatalf("cut after %d steps: host %s is linked, and its keys are %v", cut, h, k)
+				}
+			}
+			p.reach(t, way.to)
+			p.expect(t, way.to)
+			if !maps.Equal(way.to.Keys, p.read(t).Keys) {
+				t.Fatalf("cut after %d steps: the keys are not as wanted", cut)
+			}
+			if done < cut {
+				break
+			}
+		}
+	}
+	for _, s := range Diff(Config{}, a) {
+		if text := fmt.Sprintf("%v %+v", s, s); strings.Contains(text, "DHHC") {
+			t.Errorf("a step shows a key: %s", text)
+		}
+	}
+	p.reach(t, a)
+	file := path.Join(p.tree.root, hostPath(a.Subsystems[0].AllowedHosts[0].To), "dhchap_key")
+	if info, err := os.Stat(file); err == nil && info.Mode().Perm() != 0o600 { // the fake is in no file system
+		t.Errorf("%s has mode %v: others can read it", file, info.Mode())
+	}
+	bad := Step{Op: Write, Path: hostPath(a.Subsystems[0].AllowedHosts[0].To) + "/dhchap_key", Arg: "secret"}
+	if err := p.tree.Do(t.Context(), bad); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("Do(%v) = %v, want %v", bad, err, unix.EINVAL)
+	}
+	p.reach(t, Config{})
+	if hosts := p.read(t).Hosts; len(hosts) > 0 {
+		t.Errorf("hosts %v are left", hosts)
+	}
 }
 
 func sizeReadAgain(t *testing.T, p place) {

@@ -41,6 +41,32 @@ type Tree struct {
 
 	mu    sync.Mutex
 	calls map[string]*call // in the kernel now, by path
+	able  *bool            // the answer of Authenticates
+}
+
+// probe is a host that Authenticates makes for a moment.
+const probe = "hosts/nqn.2026-11.dev.weft:probe"
+
+// Authenticates reports whether this nvmet can demand that a host proves its identity: since Linux
+// 6.0 a host's directory has a file for its key, if the kernel was built with NVME_TARGET_AUTH.
+func (t *Tree) Authenticates() (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.able != nil {
+		return *t.able, nil
+	}
+	where := path.Join(t.root, probe)
+	if err := t.files.Mkdir(where); err != nil && !errors.Is(err, fs.ErrExist) { // it may be left over
+		return false, &Error{Mkdir, probe, cause(err)}
+	}
+	_, host := t.files.Read(path.Join(where, "dhchap_key"))
+	_, controller := t.files.Read(path.Join(where, "dhchap_ctrl_key"))
+	if err := t.files.Rmdir(where); err != nil {
+		return false, &Error{Rmdir, probe, cause(err)}
+	}
+	able := host == nil && controller == nil
+	t.able = &able
+	return able, nil
 }
 
 // call is a step that is in the kernel.
@@ -88,7 +114,7 @@ func (t *Tree) start(s Step) (*call, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c, ok := t.calls[s.Path]; ok {
-		if c.step.Op != s.Op || c.step.Arg != s.Arg {
+		if c.step.Op != s.Op || c.step.Arg != s.Arg || c.step.Secret != s.Secret {
 			return nil, &Error{s.Op, s.Path, fmt.Errorf("%w: %v", ErrDraining, c.step)}
 		}
 		return c, nil
@@ -118,6 +144,9 @@ func (t *Tree) perform(s Step) error {
 	case Rmdir:
 		return t.files.Rmdir(where)
 	case Write:
+		if !s.Secret.IsZero() {
+			return t.files.WriteSecret(where, string(s.Secret.Reveal()))
+		}
 		return t.files.Write(where, s.Arg)
 	case Symlink:
 		return t.files.Symlink(path.Join(t.root, s.Arg), where)
@@ -237,8 +266,26 @@ func (r *reader) config() Config {
 	}
 	for _, n := range r.list("hosts") {
 		c.Hosts = append(c.Hosts, block.NQN(n))
+		if k := r.keys(n); k != (Keys{}) {
+			if c.Keys == nil {
+				c.Keys = map[block.NQN]Keys{}
+			}
+			c.Keys[block.NQN(n)] = k
+		}
 	}
 	return c
+}
+
+// keys reads a host's keys. Kernels that know none, and hosts that are gone by now, have none.
+func (r *reader) keys(host string) Keys {
+	read := func(file string) block.Secret {
+		text, err := r.files.Read(path.Join(r.root, "hosts", host, file))
+		if err != nil {
+			return block.Secret{}
+		}
+		return block.NewSecret([]byte(strings.TrimRight(text, " \n\x00")))
+	}
+	return Keys{Host: read("dhchap_key"), Controller: read("dhchap_ctrl_key")}
 }
 
 func (r *reader) subsystem(n block.NQN) Subsystem {

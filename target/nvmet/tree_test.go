@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -174,5 +176,38 @@ func TestApplyLeavesOutWhatRestsOnAFailure(t *testing.T) {
 	got := p.read(t)
 	if got.Linked(want.Subsystems[0].NQN) || !got.Linked(want.Subsystems[1].NQN) {
 		t.Error("want the complete subsystem linked, and only that")
+	}
+}
+
+func TestATargetWithoutKeysSaysSo(t *testing.T) {
+	fake := nvmettest.New()
+	fake.WithoutKeys = true
+	tree, err := OpenOn(nvmettest.Root, fake)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if able, err := tree.Authenticates(); able || err != nil {
+			t.Errorf("Authenticates = %v, %v; want false", able, err)
+		}
+	}
+}
+
+// Configfs makes all its files readable by everybody.
+func TestOnlyRootMayReadAKey(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "dhchap_key")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := (kernelFiles{}).WriteSecret(file, "a key"); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if info.Mode().Perm() != 0o600 || string(text) != "a key" || err != nil {
+		t.Errorf("%v with %q, %v; want the key, for its owner alone", info.Mode(), text, err)
 	}
 }

@@ -16,6 +16,8 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/nvmet/memfs"
 )
 
@@ -27,13 +29,15 @@ const ReadOnly = ".ro"
 // after its retry on a new one, unless SetPaths allows it more.
 type Exports struct {
 	*memfs.FS
-	target *controller.Target
-	server *server
+	target  *controller.Target
+	server  *server
+	refused *refusals
 }
 
 // NewExports serves the devices that device finds by path. listen opens a portal; nil means TCP.
 func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error), device func(path string) (block.Device, error)) (*Exports, error) {
-	target, err := controller.New(controller.Config{Log: log})
+	refused := &refusals{}
+	target, err := controller.New(controller.Config{Log: log, Unproven: refused.add})
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +48,34 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 		target: target, listen: listen, device: device,
 		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{}, spaces: map[spaceKey]*space{},
 	}
-	return &Exports{FS: memfs.New(s), target: target, server: s}, nil
+	return &Exports{FS: memfs.New(s), target: target, server: s, refused: refused}, nil
+}
+
+// refusals counts the connections whose hosts did not prove their identity.
+type refusals struct {
+	mu    sync.Mutex
+	count uint64
+	last  controller.Unproven
+}
+
+func (r *refusals) add(u controller.Unproven) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count, r.last = r.count+1, u
+}
+
+// Refusals tells of the connections whose hosts had to prove their identity and did not, since the
+// start; nil if there was none.
+func (e *Exports) Refusals() *pb.Refusals {
+	e.refused.mu.Lock()
+	defer e.refused.mu.Unlock()
+	last := e.refused.last
+	if e.refused.count == 0 {
+		return nil
+	}
+	return &pb.Refusals{
+		Count: e.refused.count, Nqn: string(last.Subsystem), HostNqn: string(last.Host), Address: last.Address, Reason: last.Err.Error(),
+	}
 }
 
 // SetPaths says how many controllers a host may have of subsystems that are added from now on;
@@ -115,7 +146,7 @@ func (s *server) subsystem(nqn string) (*controller.Subsystem, error) {
 	return nil, unix.ENOENT
 }
 
-func (s *server) SetHosts(nqn string, hosts []block.NQN, anyHost bool) error {
+func (s *server) SetHosts(nqn string, hosts []memfs.Host, anyHost bool) error {
 	if unfenced && len(hosts) == 0 {
 		return nil
 	}
@@ -125,10 +156,20 @@ func (s *server) SetHosts(nqn string, hosts []block.NQN, anyHost bool) error {
 	}
 	var allowed []controller.Host
 	for _, h := range hosts {
-		allowed = append(allowed, controller.Host{NQN: h})
+		allowed = append(allowed, controller.Host{
+			NQN: h.NQN, HostKey: h.HostKey, ControllerKey: h.ControllerKey, Hashes: proofHashes, Groups: proofGroups,
+		})
 	}
 	return subsystem.SetHosts(allowed, anyHost)
 }
+
+// Weft's keys are random and as long as the hash, so nobody finds one by trying, and no key of a
+// session is agreed on: a Diffie-Hellman group would only make connecting slower. Linux offers the
+// null group always, and prefers it as a target.
+var (
+	proofHashes = []dhchap.Hash{dhchap.SHA256}
+	proofGroups = []dhchap.Group{dhchap.Null}
+)
 
 func (s *server) AddNamespace(nqn string, ns memfs.Namespace) (retErr error) {
 	subsystem, err := s.subsystem(nqn)

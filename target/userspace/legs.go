@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/raid/dm"
 )
 
@@ -159,6 +160,23 @@ func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
 		out.segments = append(out.segments, segment{start: int64(row.Start), length: int64(row.Length), offset: int64(target.Offset)})
 	}
 	return out, out.settle(t.Size())
+}
+
+// Figures returns the I/O of the named legs since each was mapped.
+func (l *Legs) Figures() (map[block.LegID]figures.Figures, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	of := map[string]*linear{}
+	for _, m := range l.mapped {
+		of[dm.NodePath(m.state.Number)] = m.linear
+	}
+	all := map[block.LegID]figures.Figures{}
+	for id, node := range l.names {
+		if leg := of[node]; leg != nil {
+			all[id] = leg.meter.Figures()
+		}
+	}
+	return all, nil
 }
 
 // List returns where each leg's name leads.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -297,15 +298,69 @@ func TestWhatIsNoLegIsRefused(t *testing.T) {
 }
 
 func BenchmarkALegsIO(b *testing.B) {
-	d := newSpare(16 * 4 * block.KiB)
-	l := legsOn(map[block.DeviceNumber]*spare{one: d})
-	if err := l.Do(step(dm.OpCreate, tableOn(one, 0, 4, 8, 4))); err != nil {
-		b.Fatal(err)
-	}
-	leg := l.mapped["weft-leg-x"].linear
-	io := &block.IO{Op: block.OpRead, Off: 3 * unit, Len: 2 * unit, Data: make([]byte, 2*unit), Done: func(*block.IO) {}}
+	leg, ios := benchLeg(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		leg.Submit(io)
+		leg.Submit(ios[0])
+	}
+}
+
+// bare is a drive in memory.
+type bare struct{ block.Device }
+
+func (bare) Losses() uint64 { return 0 }
+func (bare) Close() error   { return nil }
+
+// benchLeg is a leg of two segments in memory, and reads of it: of both segments, and of each of its blocks.
+func benchLeg(b *testing.B) (*linear, []*block.IO) {
+	const blocks = 256
+	l := NewLegs(func(block.DeviceNumber) (Device, error) {
+		return bare{ramdisk.New((2*blocks+8)*4*block.KiB, 4*block.KiB)}, nil
+	})
+	if err := l.Do(step(dm.OpCreate, tableOn(one, 0, blocks, blocks+4, blocks))); err != nil {
+		b.Fatal(err)
+	}
+	ios := []*block.IO{{Op: block.OpRead, Off: (blocks - 1) * unit, Len: 2 * unit, Data: make([]byte, 2*unit), Done: func(*block.IO) {}}}
+	for i := range int64(2 * blocks) {
+		ios = append(ios, &block.IO{Op: block.OpRead, Off: i * unit, Len: unit, Data: make([]byte, unit), Done: func(*block.IO) {}})
+	}
+	return l.mapped["weft-leg-x"].linear, ios
+}
+
+// BenchmarkCounting measures what counting costs. One iteration does as many IOs without counts as
+// with them, on the same leg. A turn is so short that few turns are interrupted, and the median of
+// the ratios of two that follow one another is reported.
+func BenchmarkCounting(b *testing.B) {
+	leg, ios := benchLeg(b)
+	b.Run("two parts", func(b *testing.B) { counting(b, leg, func(int) *block.IO { return ios[0] }) })
+	b.Run("4k", func(b *testing.B) { counting(b, leg, func(n int) *block.IO { return ios[1+n*167%512] }) })
+}
+
+func counting(b *testing.B, leg *linear, at func(int) *block.IO) {
+	const ios = 512
+	turn := func(off bool) float64 {
+		leg.off = off
+		began := time.Now()
+		for n := range ios {
+			leg.Submit(at(n))
+		}
+		return float64(time.Since(began)) / ios
+	}
+	var without, with, ratios []float64
+	for i := 0; b.Loop(); i++ {
+		first := i%2 == 0
+		x, y := turn(first), turn(!first)
+		if !first {
+			x, y = y, x
+		}
+		without, with, ratios = append(without, x), append(with, y), append(ratios, y/x)
+	}
+	b.ReportMetric(0, "ns/op")
+	for _, m := range []struct {
+		of   []float64
+		name string
+	}{{without, "ns/IO-without"}, {with, "ns/IO-with"}, {ratios, "with/without"}} {
+		slices.Sort(m.of)
+		b.ReportMetric(m.of[len(m.of)/2], m.name)
 	}
 }

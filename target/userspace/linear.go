@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/raid/checkpoint"
 )
 
@@ -17,6 +18,8 @@ type linear struct {
 	size    block.Size
 	table   atomic.Pointer[table] // nil: removed
 	writers writers
+	meter   figures.Meter
+	off     bool // nothing is counted; for BenchmarkCounting alone
 }
 
 func newLinear(t *table) *linear {
@@ -61,7 +64,7 @@ func (l *linear) Submit(io *block.IO) {
 	if io.Op != block.OpRead && io.Op != block.OpFlush {
 		t.written.Mark(io.Off, io.Len)
 	}
-	t.submit(io)
+	t.submit(io, l)
 }
 
 // take holds the table until release, so that its drive stays open. A retired table has been
@@ -144,7 +147,9 @@ func (t *table) retire() error {
 // request is an IO of a leg, split into parts.
 type request struct {
 	io    *block.IO
+	leg   *linear
 	table *table
+	began figures.Instant
 	parts []part
 	left  atomic.Int32
 	err   atomic.Pointer[error] // of the first part that failed
@@ -158,9 +163,12 @@ type part struct {
 // requests are reused, so that an IO allocates none.
 var requests = sync.Pool{New: func() any { return &request{} }}
 
-func (t *table) submit(io *block.IO) {
+func (t *table) submit(io *block.IO, leg *linear) {
 	r := requests.Get().(*request)
-	r.io, r.table = io, t
+	r.io, r.leg, r.table = io, leg, t
+	if !leg.off {
+		r.began = leg.meter.Begin(uint64(io.Off))
+	}
 	if io.Op == block.OpFlush {
 		r.add(block.IO{Op: block.OpFlush})
 	} else {
@@ -209,18 +217,34 @@ func partDone(io *block.IO) {
 
 func (r *request) failed(err error) { r.err.CompareAndSwap(nil, &err) }
 
+// kindOf is the kind of I/O as which an operation counts.
+func kindOf(op block.Op) figures.Op {
+	switch op {
+	case block.OpRead:
+		return figures.Read
+	case block.OpFlush:
+		return figures.Flush
+	case block.OpDiscard:
+		return figures.Discard
+	}
+	return figures.Write
+}
+
 // done releases the table first: whoever waits for the IO may unmap the leg next.
 func (r *request) done() {
-	io, t := r.io, r.table
+	io, t, leg, began := r.io, r.table, r.leg, r.began
 	var err error
 	if p := r.err.Load(); p != nil {
 		err = *p
 	}
-	r.io, r.table = nil, nil
+	r.io, r.leg, r.table = nil, nil, nil
 	r.err.Store(nil)
 	clear(r.parts)
 	r.parts = r.parts[:0]
 	requests.Put(r)
+	if !leg.off {
+		leg.meter.End(uint64(io.Off), kindOf(io.Op), io.Len, began, err != nil)
+	}
 	t.release()
 	io.Complete(err)
 }

@@ -60,3 +60,20 @@ func (t *Trials) Fresh(leg block.LegID, now time.Time) bool {
 	good := t.of.Get(leg).good
 	return !good.IsZero() && now.Sub(good) < longest
 }
+
+// Times are when a leg was last lost, and when it was last rebuilt; zero: that is not known.
+type Times struct{ Lost, Rebuilt time.Time }
+
+// All returns the times of every leg.
+func (t *Trials) All() map[block.LegID]Times {
+	all := map[block.LegID]Times{}
+	for leg, x := range t.of.All() {
+		all[leg] = Times{x.lost, x.good}
+	}
+	return all
+}
+
+// Put sets the times of a leg.
+func (t *Trials) Put(w *cow.Writer, leg block.LegID, times Times) {
+	t.of.Set(w, leg, trial{times.Lost, times.Rebuilt})
+}

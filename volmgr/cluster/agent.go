@@ -5,6 +5,7 @@ package cluster
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cow"
@@ -18,6 +19,7 @@ type TargetReport struct {
 	Labels     map[string]string
 	BootID     string
 	Version    string
+	Level      block.Level // the newest that the agent knows; 0: one from before levels
 	Kernel     string
 	Portals    []block.Portal
 	ClusterID  block.ClusterID // zero if the node's drives belong to none yet
@@ -30,7 +32,31 @@ type TargetReport struct {
 	Exports    []ExportReport
 	Problems   []Problem
 	Stopping   bool // its exports are about to end: see upkeep.go
+	// Authenticates: whether it can demand that hosts prove their identity.
+	Authenticates Ability
+	Refusals      Refusals
 }
+
+// Refusals are the connections whose hosts had to prove their identity to a target and did not,
+// since its agent started.
+type Refusals struct {
+	Count uint64
+	// Of the last one.
+	NQN     block.NQN // of the subsystem
+	Host    block.NQN // the name that it gave
+	Address string
+	Reason  string
+}
+
+// Ability says whether an agent can do something. The empty one is of a version that cannot.
+type Ability string
+
+// The abilities.
+const (
+	AbilityUnknown Ability = "UNKNOWN" // not known yet: as before
+	AbilityNo      Ability = "NO"
+	AbilityYes     Ability = "YES"
+)
 
 // Change says how a TargetReport relates to the last one of its session.
 type Change struct {
@@ -144,6 +170,7 @@ type WantedExport struct {
 	NQN        block.NQN
 	Serial     string
 	Host       block.Host
+	Keys       block.Keys // zero: the host proves nothing
 	ReadOnly   bool
 	Namespaces []WantedNamespace
 }
@@ -161,6 +188,7 @@ type InitiatorReport struct {
 	Labels      map[string]string
 	BootID      string
 	Version     string
+	Level       block.Level // as in TargetReport
 	Kernel      string
 	Host        block.Host
 	ClusterID   block.ClusterID // zero if the machine belongs to none yet
@@ -169,6 +197,8 @@ type InitiatorReport struct {
 	Attachments []AttachmentReport
 	Problems    []Problem
 	Evidence    []evidence.Note
+	// Authenticates: the host can prove its identity to targets.
+	Authenticates bool
 }
 
 // Phase is the progress of an attachment on its host.
@@ -278,6 +308,9 @@ type WantedLink struct {
 	CopyAllSince uint64
 	Reborn       uint64
 	LeaveOut     string // why the host shall leave it out; empty: it shall not
+	// Keys and Host: what to prove, and as which host to connect; zero: nothing, as itself.
+	Keys block.Keys
+	Host block.Host
 }
 
 // target is what a node's target has said.
@@ -285,6 +318,8 @@ type target struct {
 	by *cow.Writer // may change it in place
 	agent
 	report *TargetReport // the newest, without the lists that follow
+	// refusedAt is when an event last told of refused hosts.
+	refusedAt time.Time
 
 	devices  []Device
 	drives   map[block.DriveID]DriveReport // replaced by each report that changes it
@@ -308,7 +343,7 @@ func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
 	if c.Partial {
 		on.drives = maps.Clone(on.drives)
 	} else {
-		*on = target{by: on.by, agent: on.agent, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
+		*on = target{by: on.by, agent: on.agent, refusedAt: on.refusedAt, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
 	}
 	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
 	for _, l := range r.Legs {

@@ -113,6 +113,9 @@ func (s *State) mayAttach(v *Volume, n *Node, mode AttachMode) error {
 	if err := s.mayShare(v, mode); err != nil {
 		return err
 	}
+	if err := s.mayProve(v, n); err != nil {
+		return err
+	}
 	if err := s.attachable(v); err != nil {
 		return err
 	}
@@ -265,7 +268,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 		return
 	}
 	t.noteFence(v)
-	if v.Attachment.Left {
+	if v.Attachment.Left || t.barred(v, v.Attachment.Node) {
 		return
 	}
 	keep, evict := t.s.grantSplit(v)
@@ -285,6 +288,7 @@ func (t *tx) settleGrant(id block.VolumeID) {
 	a := v.Attachment
 	a.State, a.Equalize, a.Since = Granted, !v.Clean, t.now.UTC()
 	a.Copies = 0 // the host is told the present layout
+	a.Proven = t.proven(v, a.Node)
 	v.Clean, v.Holder, v.FormerHosts = false, a.Node, nil
 	delete(t.s.fences, id)
 	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s", v.Epoch, a.Node),
@@ -554,7 +558,7 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 		if a.Left {
 			return []string{fmt.Sprintf("host %s, which has released the volume and is shutting down, to start again", a.Node)}
 		}
-		return s.grantWaits(v)
+		return append(s.provenWaits(v, a), s.grantWaits(v)...)
 	case Granted, Attached:
 		if why := s.deviceWaitsFor(v, a); why != "" {
 			return []string{why}

@@ -3,12 +3,16 @@
 package cluster
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/health"
@@ -52,17 +56,137 @@ func (in AddDrive) apply(t *tx) (view, error) {
 	if err := t.s.usable(in, dev); err != nil {
 		return nil, err
 	}
+	if t.drives.peek(block.DriveID{UUID: in.Seed.id(0)}) != nil {
+		return nil, invalid("seed", "drive %v exists: the seed was used before", in.Seed.id(0))
+	}
+	t.setPolicies(t.policies.Return(drivepolicy.IdentityOf(dev.WWID, dev.Serial)))
+	return driveResult(t.addDrive(in, dev, "").ID), nil
+}
+
+// addDrive records a drive on a device that is usable. policy is the one that takes it in; empty: an
+// operator does.
+func (t *tx) addDrive(in AddDrive, dev Device, policy string) *Drive {
 	d := &Drive{
 		ID: block.DriveID{UUID: in.Seed.id(0)}, Node: in.Node, Device: dev.Path, Model: dev.Model, Serial: dev.Serial,
 		WWID: dev.WWID, Size: dev.Size, BlockSize: dev.BlockSize, NUMANode: dev.NUMANode, VolatileCache: dev.VolatileCache,
 		Labels: maps.Clone(in.Labels), ForceErase: in.ForceErase, State: DriveAdding,
 	}
-	if t.drives.peek(d.ID) != nil {
-		return nil, invalid("seed", "drive %v exists: the seed was used before", d.ID)
-	}
 	t.drives.set(d.ID, d)
-	t.event(event.Info, event.DriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase)
-	return driveResult(d.ID), nil
+	t.event(event.Info, event.DriveAdded, d.object(), "its label is being written", "node", string(d.Node), "drive", d.ID.String(), "force_erase", d.ForceErase, "policy", policy)
+	return d
+}
+
+// CreateDrivePolicy lets devices of targets become drives by themselves. Result: drivepolicy.Policy.
+type CreateDrivePolicy struct{ Policy drivepolicy.Policy }
+
+func (in CreateDrivePolicy) apply(t *tx) (view, error) {
+	p := in.Policy
+	if field, err := p.Check(); err != nil {
+		return nil, invalid(field, "%v", err)
+	}
+	if err := errors.Join(checkLabels("nodes", p.Nodes), checkLabels("labels", p.Labels)); err != nil {
+		return nil, err
+	}
+	if err := t.needs("r", "policies for drives"); err != nil {
+		return nil, err
+	}
+	result := func(*State) any { return p }
+	if t.policies.Has(p) {
+		return result, nil
+	}
+	if old := t.policies.Get(p.Name); old != nil {
+		return nil, conflict("drive policy "+p.Name, "policy", old.String(), p.String()).hint("`weft drive policy delete %s` first", p.Name)
+	}
+	if len(t.policies.All()) >= drivepolicy.Most {
+		return nil, &Error{Kind: ResourceExhausted, Text: fmt.Sprintf("there are %d policies for drives; no more are kept", drivepolicy.Most), Hint: "`weft drive policy delete` some"}
+	}
+	t.setPolicies(t.policies.With(p))
+	t.event(event.Info, event.DrivePolicyCreated, "drive policy "+p.Name, "devices that it selects become drives when nothing is on them")
+	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
+		t.takeIn(name, t.s.targets[name])
+	}
+	return result, nil
+}
+
+// DeleteDrivePolicy ends a policy. The drives that it has taken stay. Result: nil.
+type DeleteDrivePolicy struct{ Name string }
+
+func (in DeleteDrivePolicy) apply(t *tx) (view, error) {
+	if t.policies.Get(in.Name) != nil {
+		t.setPolicies(t.policies.Without(in.Name))
+		t.event(event.Info, event.DrivePolicyDeleted, "drive policy "+in.Name, "")
+	}
+	return nil, nil
+}
+
+// DrivePolicies are the policies, by name.
+func (s *State) DrivePolicies() []drivepolicy.Policy { return s.policies.All() }
+
+func (t *tx) setPolicies(p *drivepolicy.Set) {
+	if p.Empty() {
+		p = nil
+	}
+	t.policies = p
+}
+
+// takeIn adds the devices of a node that policies take. What an operator would have to force, no
+// policy takes: the rules are those of AddDrive.
+func (t *tx) takeIn(name block.NodeName, on *target) {
+	n := t.nodes.peek(name)
+	if t.policies.Empty() || n == nil || on == nil || !on.status.Online {
+		return
+	}
+	for _, dev := range on.devices {
+		in := AddDrive{Node: name, Device: dev.Path}
+		if dev.Unread != "" || dev.Refused != "" || len(dev.Signatures) > 0 || t.s.usable(in, dev) != nil {
+			continue
+		}
+		id := drivepolicy.IdentityOf(dev.WWID, dev.Serial)
+		p := t.policies.For(drivepolicy.Device{Model: dev.Model, Size: dev.Size, Identity: id}, n.label, t.s.seen(id), t.isDrive(dev, id))
+		if p == nil {
+			continue
+		}
+		in.Labels, in.Seed = p.Labels, t.seedOf(name, id)
+		t.addDrive(in, dev, p.Name)
+	}
+}
+
+// seen counts the devices of all nodes with an identity.
+func (s *State) seen(id drivepolicy.Identity) (count int) {
+	for _, on := range s.targets {
+		for _, dev := range on.devices {
+			if drivepolicy.IdentityOf(dev.WWID, dev.Serial) == id {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// isDrive reports whether there is a drive with a device's label or identity, on any node and in any
+// state.
+func (t *tx) isDrive(dev Device, id drivepolicy.Identity) bool {
+	same := func(d *Drive) bool {
+		return d != nil && (d.ID == dev.DriveID || drivepolicy.IdentityOf(d.WWID, d.Serial) == id)
+	}
+	for key, d := range t.s.drives {
+		if _, changed := t.drives.upper[key]; !changed && same(d) {
+			return true
+		}
+	}
+	for _, d := range t.drives.upper {
+		if same(d) {
+			return true
+		}
+	}
+	return false
+}
+
+// seedOf draws the id of a drive that a policy takes from what is unique to this step.
+func (t *tx) seedOf(node block.NodeName, id drivepolicy.Identity) Seed {
+	text := fmt.Appendf([]byte("drive"), "/%s/%s/", node, id)
+	text = append(text, t.s.meta.ClusterID.UUID[:]...)
+	return sha256.Sum256(binary.BigEndian.AppendUint64(text, t.gen))
 }
 
 // SetDriveLabels replaces the labels of a drive. Legs that it holds stay. Result: Drive.

@@ -56,6 +56,8 @@ const (
 	ReasonNoReport         = "NO_REPORT"
 	ReasonTooManyNodes     = "TOO_MANY_NODES"
 	ReasonEventsGone       = "EVENTS_GONE"
+	ReasonNoAuthentication = "NO_AUTHENTICATION"
+	ReasonOldParts         = "OLD_PARTS"
 )
 
 // Error is a refusal. Text reads as "object or field: why"; the other fields hold what a

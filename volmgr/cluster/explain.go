@@ -50,6 +50,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		s.explainScrub(e, v)
 		s.explainRebuilds(e, v)
 		s.explainLegs(e, v)
+		s.explainProven(e, v)
 	}
 	slices.Sort(e.Actions)
 	e.Actions = slices.Compact(e.Actions)
@@ -98,6 +99,9 @@ func (s *State) explainUnready(e *Explanation, v *Volume) {
 }
 
 func (s *State) bringBack(node block.NodeName) string {
+	if s.revoked(node, "target") {
+		return joinAgain(node, "target")
+	}
 	return fmt.Sprintf("bring target %s back: is the machine up, does `weft target` run there and reach the manager?", node)
 }
 
@@ -134,6 +138,9 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	}
 	if a.State != Detaching && !s.initiatorOnline(a.Node) {
 		e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still read and write", a.Node))
+		if s.revoked(a.Node, "initiator") {
+			e.Actions = append(e.Actions, joinAgain(a.Node, "initiator"))
+		}
 		e.Actions = append(e.Actions,
 			fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", a.Node, a.Node),
 			fmt.Sprintf("to move the volume away from it: weft detach %s --force", v.Name))

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/trust"
 )
 
 // labels returns the labels that placement sees: the operator's over the agents', and
@@ -93,7 +94,8 @@ func (in ConfirmNodeDead) apply(t *tx) (view, error) {
 	return nodeResult(in.Node), nil
 }
 
-// RemoveNode forgets a node that is offline and has no legs or attachments. Result: nil.
+// RemoveNode forgets a node that is offline and has no legs or attachments, and revokes its
+// certificates. Result: nil.
 type RemoveNode struct{ Node block.NodeName }
 
 func (in RemoveNode) apply(t *tx) (view, error) {
@@ -117,6 +119,7 @@ func (in RemoveNode) apply(t *tx) (view, error) {
 		t.drives.drop(d.ID)
 	}
 	t.event(event.Warning, event.NodeRemoved, nodeObject(in.Node), "removed, with its drives", "node", string(in.Node))
+	t.revoke(trust.Subject{Name: string(in.Node)})
 	t.forget(in.Node)
 	t.settleNode(in.Node)
 	return nil, nil
@@ -264,6 +267,8 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	if !slices.Equal(t.nodes.peek(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
+	t.targetProves(r)
+	t.refused(on, r)
 	boot := t.nodes.peek(r.Node).TargetBoot
 	if boot != r.BootID {
 		t.node(r.Node).TargetBoot = r.BootID
@@ -277,6 +282,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
 	t.drivesJudged(r.Node, on)
+	t.takeIn(r.Node, on)
 	t.settleReplaced()
 	t.settleNode(r.Node)
 	t.settleDrives(r.Node)
@@ -312,7 +318,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 		t.event(event.Info, event.TargetOnline, nodeObject(r.Node), "its target agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
-		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version, Level: max(r.Level, block.FirstLevel),
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
 	head := *r
@@ -381,6 +387,7 @@ func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
 	on.report = r
 	t.join(r.Node, r.Labels)
 	t.initiatorSeen(on, r)
+	t.initiatorProves(r)
 	t.hostSeen(r)
 	t.settleReplaced()
 	t.settleNode(r.Node)
@@ -415,7 +422,7 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 		t.event(event.Info, event.InitiatorOnline, nodeObject(r.Node), "its initiator agent reports", "node", string(r.Node))
 	}
 	on.status = AgentStatus{
-		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version,
+		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version, Level: max(r.Level, block.FirstLevel),
 		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
 	}
 	on.attachments = map[block.VolumeID]AttachmentReport{}

@@ -42,6 +42,7 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 	}
 	r.s.meta = meta{Schema: schema, ClusterID: id, Generation: generation + generationJump, FirstEvent: 1, NextEvent: 1}
 	r.s.events = event.NewLog(nil, 1, 1)
+	r.s.level = block.KnownLevel // it is a new store, with one manager: this program
 	r.s.meta.replacing(now, term)
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
@@ -203,14 +204,14 @@ func (r *rebuild) volumes() {
 
 func (r *rebuild) volume(q *evidence.Inquiry) {
 	best := q.Newest
-	labels, formatted := fromDrives(best.Labels)
+	labels, formatted, authentication := fromDrives(best.Labels)
 	size, _ := q.Size()
 	if q.Top > 0 { // it was granted, and the label may be older than the grant
 		formatted = orRaw(formatted)
 	}
 	v := &Volume{
 		ID: best.ID, Name: best.Name, Size: size, Layout: best.Layout, Pool: best.Pool, Spread: best.Spread,
-		Labels: labels, Formatted: formatted, State: VolumeReady, Epoch: q.Top + epochJump, Generation: best.Generation + epochJump,
+		Labels: labels, Formatted: formatted, Authentication: authentication, State: VolumeReady, Epoch: q.Top + epochJump, Generation: best.Generation + epochJump,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
 	for _, id := range sorted(q.Legs) {

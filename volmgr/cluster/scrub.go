@@ -103,6 +103,14 @@ func (c *Scrub) wanted() bool { return c != nil && c.Ended.IsZero() }
 // open counts the ranges that differ still, as far as is known.
 func (c *Scrub) open() int { return c.Found - c.Repaired }
 
+// Open is how many ranges of a volume differ, or cannot be read, by its last scrub.
+func (v *Volume) Open() int {
+	if v.Scrub == nil {
+		return 0
+	}
+	return v.Scrub.open()
+}
+
 // WantedScrub is a scrub that a host is to carry out.
 type WantedScrub struct {
 	ID       string
@@ -701,7 +709,7 @@ func (s *State) scrubView(v *Volume) *Scrub {
 // wrongCopies names the volumes whose copies differ by their last scrub.
 func (s *State) wrongCopies() (wrong []string) {
 	for _, v := range s.Volumes() {
-		if v.Scrub != nil && v.Scrub.open() > 0 {
+		if v.Open() > 0 {
 			wrong = append(wrong, fmt.Sprintf("volume %s: by its last scrub %s: see `weft explain volume %s`", v.Name, v.Scrub.damage(), v.Name))
 		}
 	}

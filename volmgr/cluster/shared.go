@@ -170,7 +170,7 @@ func (t *tx) settleShared(id block.VolumeID) {
 // writes to those of a clean volume.
 func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
 	v := t.peek(id)
-	if a.Left {
+	if a.Left || t.barred(v, a.Node) {
 		return
 	}
 	if keep, _ := t.s.grantSplit(v); v.unreadable(keep) >= 0 {
@@ -185,6 +185,7 @@ func (t *tx) settleShareGrant(id block.VolumeID, a *Attachment) {
 func (t *tx) sharerGranted(v *Volume, node block.NodeName) {
 	a := v.attachmentOf(node)
 	a.State, a.Since, a.FenceAt, a.Left, a.Grant = Granted, t.now.UTC(), 0, false, t.gen
+	a.Proven = t.proven(v, node)
 	t.volumeEvent(v, event.Info, event.Granted, fmt.Sprintf("epoch %d to %s, %s", v.Epoch, node, a.Mode.words()),
 		"node", string(node), "epoch", fmt.Sprint(v.Epoch), "mode", string(a.Mode))
 }
@@ -284,6 +285,9 @@ func (t *tx) settleSharerFence(id block.VolumeID, a *Attachment) {
 			v.FormerHosts = append(v.FormerHosts, FormerHost{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
 		t.unshare(id, a.Node, false, "its exports are gone")
+		return
+	}
+	if t.barred(v, a.Node) {
 		return
 	}
 	n := t.nodes.peek(a.Node)

@@ -33,7 +33,7 @@
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
 //	admit.go   which agents may report                term.go   managers that follow one another
 //	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
-//	trust.go   tokens and authorities
+//	trust.go   tokens, authorities and identities
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
@@ -58,8 +58,10 @@ import (
 	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/backoff"
 	"weft.dev/weft/volmgr/cow"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/keys"
 	"weft.dev/weft/volmgr/trust"
 )
 
@@ -74,11 +76,15 @@ const (
 
 // Record is one key of the store. Nil Value means delete. The first letter of
 // the key says what it holds: v volume, n node, d drive, p pool, e event, t token, a authority,
-// u audit, m meta.
+// i identity, u audit, m meta, s secret, l level, r policies for drives.
 type Record struct {
 	Key   string
 	Value []byte
 }
+
+// Secret reports whether a record may be in no backup. Without it the cluster loses nothing: the
+// next manager makes another master, and each volume that a restored store serves gets a new grant.
+func (r Record) Secret() bool { return strings.HasPrefix(r.Key, "s/") }
 
 // Input is something that happened: a request, a report or a tick. Each is declared beside
 // its apply.
@@ -130,7 +136,8 @@ type State struct {
 	durable
 	derived
 	reported
-	policy Policy
+	policy  Policy
+	unheard bool // see Unheard
 }
 
 // clock is what the state knows of the time. It starts empty with the process.
@@ -148,15 +155,19 @@ type clock struct {
 // durable is what the records hold: Load makes an equal value from them.
 type durable struct {
 	meta    meta
+	level   block.Level // see term.go
 	nodes   map[block.NodeName]*Node
 	drives  map[block.DriveID]*Drive
 	pools   map[string]*Pool
 	volumes cow.Map[block.VolumeID, *Volume]
 	events  event.Log
 	audit   audit.Log
+	master  keys.Master // of the keys of exports; see BeginTerm
 
+	policies    *drivepolicy.Set            // never changed in place; nil: none
 	tokens      map[string]*trust.Token     // by id
 	authorities map[string]*trust.Authority // by hash
+	holders     map[trust.Subject]*trust.Holder
 }
 
 // derived follows from durable. It is an index, so that a step need not search.
@@ -224,12 +235,14 @@ func empty() *State {
 	return &State{
 		by: new(cow.Writer),
 		durable: durable{
+			level:  block.FirstLevel,
 			nodes:  map[block.NodeName]*Node{},
 			drives: map[block.DriveID]*Drive{},
 			pools:  map[string]*Pool{},
 
 			tokens:      map[string]*trust.Token{},
 			authorities: map[string]*trust.Authority{},
+			holders:     map[trust.Subject]*trust.Holder{},
 		},
 		derived: derived{
 			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
@@ -255,10 +268,11 @@ func empty() *State {
 }
 
 // New returns a cluster that has only the default pool, and the records that make it
-// durable.
+// durable. It begins at the newest level.
 func New(id block.ClusterID) (*State, []Record) {
 	s := empty()
 	s.meta = meta{Schema: schema, ClusterID: id, Generation: 1, FirstEvent: 1, NextEvent: 1}
+	s.level = block.KnownLevel
 	s.events = event.NewLog(nil, 1, 1)
 	s.audit = audit.NewLog(nil, audit.Head{})
 	s.pools[DefaultPool] = &Pool{Name: DefaultPool}
@@ -266,7 +280,13 @@ func New(id block.ClusterID) (*State, []Record) {
 }
 
 // Load rebuilds the state that the records describe. Their order does not matter.
-func Load(records []Record) (*State, error) {
+func Load(records []Record) (*State, error) { return LoadKnowing(block.KnownLevel, records) }
+
+// LoadKnowing is Load of a program that knows other levels.
+func LoadKnowing(known block.Level, records []Record) (*State, error) {
+	if _, err := CheckLevel(known, records...); err != nil {
+		return nil, fmt.Errorf("load records: %w", err)
+	}
 	s := empty()
 	var events []event.Event
 	var entries []audit.Entry
@@ -291,11 +311,15 @@ func Load(records []Record) (*State, error) {
 	return s, nil
 }
 
-func (s *State) load(r Record, events *[]event.Event, entries *[]audit.Entry) error {
+// load takes a record over.
+//
+// Branches: one for each kind of record.
+func (s *State) load(r Record, events *[]event.Event, entries *[]audit.Entry) (err error) {
 	kind, _, ok := strings.Cut(r.Key, "/")
 	if !ok {
 		return fmt.Errorf("no kind in the key")
 	}
+	s.level = max(s.level, kinds[kind]) // some versions before levels wrote kinds of the next one
 	switch kind {
 	case "v":
 		v, err := decode[Volume](r.Value)
@@ -318,12 +342,21 @@ func (s *State) load(r Record, events *[]event.Event, entries *[]audit.Entry) er
 		return loadInto(r, func(x *trust.Token) { s.tokens[x.ID] = x })
 	case "a":
 		return loadInto(r, func(x *trust.Authority) { s.authorities[x.Hash] = x })
+	case "i":
+		return loadInto(r, func(x *trust.Holder) { s.holders[x.Subject] = x })
 	case "e":
 		return loadInto(r, func(e *event.Event) { *events = append(*events, *e) })
 	case "u":
 		return loadInto(r, func(e *audit.Entry) { *entries = append(*entries, *e) })
 	case "m":
 		return loadInto(r, func(m *meta) { s.meta = *m })
+	case "s":
+		s.master, err = keys.Parse(r.Value)
+		return err
+	case "r":
+		return loadInto(r, func(p *drivepolicy.Set) { s.policies = p })
+	case "l":
+		return loadInto(r, func(l *levelRecord) { s.level = max(s.level, l.Level) })
 	}
 	return fmt.Errorf("unknown kind %q", kind)
 }
@@ -370,6 +403,9 @@ func (d *durable) records() []Record {
 	for _, x := range d.authorities {
 		all = append(all, encode(authorityKey(x.Hash), x))
 	}
+	for of, x := range d.holders {
+		all = append(all, encode(holderKey(of), x))
+	}
 	for _, e := range d.events.All() {
 		all = append(all, encode(eventKey(e.Seq), e))
 	}
@@ -377,11 +413,30 @@ func (d *durable) records() []Record {
 		all = append(all, encode(auditKey(e.Seq), e))
 	}
 	all = append(all, encode(metaKey, d.meta))
+	if !d.master.IsZero() {
+		all = append(all, masterRecord(d.master))
+	}
+	if !d.policies.Empty() {
+		all = append(all, policyRecord(d.policies))
+	}
+	if d.level > block.FirstLevel {
+		all = append(all, encode(LevelKey, levelRecord{d.level}))
+	}
 	slices.SortFunc(all, func(a, b Record) int { return cmp.Compare(a.Key, b.Key) })
 	return all
 }
 
-const metaKey = "m/meta"
+const metaKey, masterKey, policyKey = "m/meta", "s/master", "r/drives"
+
+// policyRecord is the one record of all policies for drives.
+func policyRecord(p *drivepolicy.Set) Record {
+	if p.Empty() {
+		return Record{Key: policyKey}
+	}
+	return encode(policyKey, p)
+}
+
+func masterRecord(m keys.Master) Record { return Record{Key: masterKey, Value: m.Encode()} }
 
 func volumeKey(id block.VolumeID) string { return "v/" + id.String() }
 func nodeKey(name block.NodeName) string { return "n/" + string(name) }
@@ -412,7 +467,7 @@ func (s *State) Generation() uint64 { return s.meta.Generation }
 func (s *State) Fork() *State {
 	s.sortedDrives()
 	if s.still == nil {
-		s.still = &still{maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools), maps.Clone(s.drivesOn), maps.Clone(s.tokens), maps.Clone(s.authorities)}
+		s.still = &still{maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools), maps.Clone(s.drivesOn), maps.Clone(s.tokens), maps.Clone(s.authorities), maps.Clone(s.holders)}
 		for node, drives := range s.drivesOn {
 			s.still.drivesOn[node] = maps.Clone(drives)
 		}
@@ -420,11 +475,19 @@ func (s *State) Fork() *State {
 	f := *s
 	s.by = new(cow.Writer)
 	f.by, f.nodes, f.drives, f.pools, f.drivesOn = nil, s.still.nodes, s.still.drives, s.still.pools, s.still.drivesOn
-	f.tokens, f.authorities = s.still.tokens, s.still.authorities
+	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	return &f
+}
+
+// Unheard returns a fork of a state that agents do not report to, since another manager leads. It
+// does not say how healthy volumes are.
+func (s *State) Unheard() *State {
+	f := s.Fork()
+	f.unheard = true
+	return f
 }
 
 // Copy returns a state that is equal to s and can be stepped: what is done to one does not show
@@ -434,7 +497,7 @@ func (s *State) Copy() *State {
 	s.by, c.by = new(cow.Writer), new(cow.Writer)
 	c.fields, c.still, c.driveIDs = nil, nil, nil
 	c.nodes, c.drives, c.pools = maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools)
-	c.tokens, c.authorities = maps.Clone(s.tokens), maps.Clone(s.authorities)
+	c.tokens, c.authorities, c.holders = maps.Clone(s.tokens), maps.Clone(s.authorities), maps.Clone(s.holders)
 	c.events = event.NewLog(slices.Clone(s.events.All()), s.events.First(), s.events.Next())
 	c.audit = audit.NewLog(slices.Clone(s.audit.All()), s.audit.Head())
 	c.drivesOn, c.onDrive = cloneEach(s.drivesOn), cloneEach(s.onDrive)
@@ -471,7 +534,7 @@ func cloneEach[A, B comparable, C any](m map[A]map[B]C) map[A]map[B]C {
 }
 
 // still holds copies of the maps that change only with the records of nodes, drives, pools,
-// tokens and authorities, so that forks can share them.
+// tokens, authorities and identities, so that forks can share them.
 type still struct {
 	nodes    map[block.NodeName]*Node
 	drives   map[block.DriveID]*Drive
@@ -480,6 +543,7 @@ type still struct {
 
 	tokens      map[string]*trust.Token
 	authorities map[string]*trust.Authority
+	holders     map[trust.Subject]*trust.Holder
 }
 
 // Step applies one input at the time now. An error means that the input was refused and

@@ -26,7 +26,8 @@ import (
 //     acknowledged may be in their drives' caches, which only the host can flush (upkeep.go);
 //   - a leg that may have lost cached writes counts for nothing until it is judged
 //     (suspect.go);
-//   - a leg returns only by a resync of this epoch and of this revision.
+//   - a leg returns only by a resync of this epoch and of this revision, and no late request of its host
+//     takes it out again.
 
 // current finds the volume of a record request and refuses a host that may not record.
 func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) (*Volume, error) {
@@ -58,6 +59,8 @@ type RecordStale struct {
 	Reason string // for people, of the legs that Reasons lacks
 
 	Reasons map[block.LegID]StaleReason
+	// Revisions are those under which the host used the legs. Hosts of older versions tell none.
+	Revisions map[block.LegID]uint64
 }
 
 // StaleReason is why a host continues without a leg.
@@ -77,19 +80,9 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	if len(in.Legs) == 0 {
 		return nil, invalid("leg_ids", "empty: name the lost legs")
 	}
-	left := v.trusted()
-	lost := map[block.LegID]bool{}
-	for _, id := range in.Legs {
-		l := v.leg(id)
-		if l == nil {
-			return nil, invalid("leg_ids", "%v is not a leg of volume %s", id, v.Name)
-		}
-		if l.trusted() {
-			left[l.Column] = left[l.Column].Without(l.Copy)
-		}
-		if l.State == LegInSync || l.State == LegRebuilding {
-			lost[id] = true
-		}
+	left, lost, err := in.lost(v)
+	if err != nil {
+		return nil, err
 	}
 	if err := in.unasked(t.s, v, lost); err != nil {
 		return nil, err
@@ -113,6 +106,31 @@ func (in RecordStale) apply(t *tx) (view, error) {
 		}
 	}
 	return recorded(t, seq), nil
+}
+
+// lost returns the copies of each column that stay, and the legs to record. It refuses a request that
+// is late: the leg was recorded since, and is in sync again under another revision. What is being
+// rebuilt under another one is stale already, as the request wants it.
+func (in RecordStale) lost(v *Volume) (left []block.MemberSet, lost map[block.LegID]bool, err error) {
+	left, lost = v.trusted(), map[block.LegID]bool{}
+	for _, id := range in.Legs {
+		l := v.leg(id)
+		if l == nil {
+			return nil, nil, invalid("leg_ids", "%v is not a leg of volume %s", id, v.Name)
+		}
+		used := in.Revisions[id]
+		late := used != 0 && used != l.Revision
+		if late && l.State == LegInSync {
+			return nil, nil, refused(ReasonRevisionMoved, v.object(), "%v is in sync at revision %d, and the host lost revision %d", l, l.Revision, used)
+		}
+		if l.trusted() {
+			left[l.Column] = left[l.Column].Without(l.Copy)
+		}
+		if l.State == LegInSync || l.State == LegRebuilding && !late {
+			lost[id] = true
+		}
+	}
+	return left, lost, nil
 }
 
 // unasked refuses to record a healthy leg as left out that its host is not asked to leave out, or no

@@ -32,6 +32,8 @@ type simTarget struct {
 	rash     bool                           // a weakened target: it maps legs that the manager has not judged
 	mute     bool                           // of a version that does not report the sizes of legs
 	stopping bool                           // its exports are about to end
+	able     Ability                        // to authenticate hosts
+	refusals Refusals
 }
 
 type simDrive struct {
@@ -283,7 +285,7 @@ func (t *simTarget) bootID() string { return fmt.Sprintf("%s-boot-%d", t.name, t
 
 func (t *simTarget) report() TargetReport {
 	r := TargetReport{
-		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices), Stopping: t.stopping,
+		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices), Stopping: t.stopping, Authenticates: t.able, Refusals: t.refusals,
 		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: block.DefaultPort}},
 	}
 	for _, id := range sorted(t.drives) {

@@ -93,6 +93,7 @@ type scriptHost struct {
 	of     block.ClusterID
 	notes  map[block.VolumeID]evidence.Note // on its disk
 	uses   map[block.VolumeID][]block.LegID // the legs that it says it uses; nil: it does not tell
+	able   bool                             // to authenticate
 }
 
 var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -272,6 +273,9 @@ var scriptCommands = map[string]func(*script, args) string{
 	"wait":        (*script).wait,
 	"clock":       (*script).clock,
 	"restart":     (*script).restart,
+	"term":        func(s *script, a args) string { return s.step(BeginTerm{Seed: s.seed()}) },
+	"able":        (*script).able,
+	"refuses":     (*script).refuses,
 	"stale":       (*script).stale,
 	"leaves-out":  (*script).leavesOut,
 	"in-sync":     (*script).inSync,
@@ -297,6 +301,9 @@ var scriptCommands = map[string]func(*script, args) string{
 	"rebalance":    (*script).rebalance,
 	"add-drive":    (*script).addDrive,
 	"evict-drive":  (*script).evictDrive,
+	"policy":       (*script).policy,
+	"plug":         (*script).plug,
+	"drives":       (*script).listDrives,
 	"attach": func(s *script, a args) string {
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
 	},
@@ -415,7 +422,7 @@ func (s *script) reportHost(name string) string {
 
 func (s *script) hostReport(name string) InitiatorReport {
 	h := s.hosts[name]
-	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), ClusterID: h.of, Generation: s.state.Generation()}
+	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), ClusterID: h.of, Generation: s.state.Generation(), Authenticates: h.able}
 	if h.heard != 0 {
 		r.Generation = h.heard
 	}
@@ -583,7 +590,7 @@ func (s *script) create(a args) string {
 	o := a.options
 	in := CreateVolume{
 		Name: block.VolumeName(a.word(0)), Size: s.size(o["size"]), Copies: a.number("copies", 0),
-		Stripes: a.number("stripes", 0), Chunk: s.size(o["chunk"]), Pool: o["pool"], Spread: o["spread"], Seed: s.seed(),
+		Stripes: a.number("stripes", 0), Chunk: s.size(o["chunk"]), Pool: o["pool"], Spread: o["spread"], Authentication: o["authentication"], Seed: s.seed(),
 	}
 	return s.step(in)
 }
@@ -610,15 +617,16 @@ func (s *script) legArg(volume, name string) Leg {
 	return Leg{}
 }
 
-// stale c1 db1 0.1 [0.2 ...] [epoch=n]
+// stale c1 db1 0.1 [0.2 ...] [epoch=n] [revision=n], under which the host used the legs
 func (s *script) stale(a args) string {
 	v, err := s.state.Volume(a.word(1))
 	if err != nil {
 		return printError(err)
 	}
-	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch))), Reason: "write failed"}
+	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch))), Reason: "write failed", Revisions: map[block.LegID]uint64{}}
 	for _, name := range a.words[2:] {
-		in.Legs = append(in.Legs, s.legArg(a.word(1), name).ID)
+		leg := s.legArg(a.word(1), name).ID
+		in.Legs, in.Revisions[leg] = append(in.Legs, leg), uint64(a.number("revision", 0))
 	}
 	out := s.step(in)
 	s.note(a.word(0), a.word(1))
@@ -840,7 +848,7 @@ func (s *script) volume(a args) string {
 
 // update changes a volume: update db1 set.tier=gold remove.owner= formatted=ext4
 func (s *script) update(a args) string {
-	in := UpdateVolume{Volume: a.word(0), Formatted: strings.ReplaceAll(a.options["formatted"], "_", " "), SetLabels: map[string]string{}, Copies: a.number("copies", 0)}
+	in := UpdateVolume{Volume: a.word(0), Formatted: strings.ReplaceAll(a.options["formatted"], "_", " "), SetLabels: map[string]string{}, Copies: a.number("copies", 0), Authentication: a.options["authentication"]}
 	for key, value := range a.options {
 		if name, ok := strings.CutPrefix(key, "set."); ok {
 			in.SetLabels[name] = value
@@ -883,6 +891,7 @@ func (s *script) wanted(a args) string {
 				if l.Reborn != 0 {
 					fmt.Fprintf(&b, " reborn %d", l.Reborn)
 				}
+				b.WriteString(identity(l.Keys, l.Host, l.NQN))
 				b.WriteString("\n")
 			}
 		}
@@ -910,9 +919,39 @@ func (s *script) wanted(a args) string {
 		if x.ReadOnly {
 			b.WriteString(" read-only")
 		}
+		b.WriteString(identity(x.Keys, x.Host, x.NQN))
 		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+// identity is the fingerprint of keys, and as which host they are used; empty if there are none.
+func identity(k block.Keys, as block.Host, nqn block.NQN) string {
+	if k.IsZero() {
+		return ""
+	}
+	sum := sha256.Sum256(append(k.Host.Reveal(), k.Controller.Reveal()...))
+	return fmt.Sprintf(" with keys %x, as the host of this subsystem: %v", sum[:3], as == block.ProvenHost(nqn))
+}
+
+// able sets whether an agent can authenticate: "yes", "no", and for a target "unknown" or "old".
+func (s *script) able(a args) string {
+	if t := s.targets[a.word(0)]; t != nil {
+		t.able = map[string]Ability{"yes": AbilityYes, "no": AbilityNo, "unknown": AbilityUnknown}[a.word(1)]
+		return s.reportTarget(t)
+	}
+	s.hosts[a.word(0)].able = a.word(1) == "yes"
+	return s.reportHost(a.word(0))
+}
+
+// refuses makes a target report so many refused hosts, since its start, the last of them on a volume.
+func (s *script) refuses(a args) string {
+	t := s.targets[a.word(0)]
+	t.refusals = Refusals{Count: uint64(a.number("count", 0)), Host: hostOf("stranger").NQN, Address: "192.0.2.66:40000", Reason: "the host does not know its key"}
+	if v, err := s.state.Volume(a.word(1)); err == nil {
+		t.refusals.NQN = block.SubsystemNQN(v.ID, v.Epoch, hostOf("c1"), t.name)
+	}
+	return s.reportTarget(t)
 }
 
 func grantNumber(n uint64) string {

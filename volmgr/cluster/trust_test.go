@@ -46,7 +46,7 @@ func TestATokenIsUsedOnce(t *testing.T) {
 		store[r.Key] = r.Value
 	}
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
-	use := UseToken{ID: "1", Hash: "hash", Key: "key", Until: now.Add(time.Hour)}
+	use := UseToken{ID: "1", Hash: "hash", Key: "key"}
 	do := func(in Input) error {
 		t.Helper()
 		_, err := steps(t, s, store, now, in)
@@ -62,7 +62,7 @@ func TestATokenIsUsedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the answer may be lost
-		if out, err := steps(t, s, store, now, use); err != nil || out.Result != (trust.Subject{Name: "t1", Role: "target"}) {
+		if out, err := steps(t, s, store, now, use); err != nil || out.Result != (Grant{trust.Subject{Name: "t1", Role: "target"}, now}) {
 			t.Fatalf("UseToken = %+v, %v", out.Result, err)
 		}
 	}
@@ -123,7 +123,7 @@ func TestAnAuthorityIsRotated(t *testing.T) {
 		}
 		return all
 	}
-	for _, in := range []Input{AddAuthority{Hash: "z", First: true}, AddAuthority{Hash: "y", First: true}, RenewCertificate{Until: now.Add(7 * 24 * time.Hour)}, AddAuthority{Hash: "a"}} {
+	for _, in := range []Input{AddAuthority{Hash: "z", First: true}, AddAuthority{Hash: "y", First: true}, RenewCertificate{Subject: trust.Subject{Name: "t1", Role: "target"}}, AddAuthority{Hash: "a"}} {
 		if err := do(in); err != nil {
 			t.Fatal(err)
 		}
@@ -143,5 +143,32 @@ func TestAnAuthorityIsRotated(t *testing.T) {
 	}
 	if diff := cmp.Diff(seen, [][]string{{"z", "a"}, {"a", "z"}, {"a"}}); diff != "" {
 		t.Errorf("the authorities, the one that signs first:\n%s", diff)
+	}
+}
+
+// What waits for an agent whose certificate was revoked says so, until the agent has joined again.
+func TestARevocationExplainsWhyANodeIsAway(t *testing.T) {
+	s, _ := New(block.ClusterID{UUID: block.UUID{1}})
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	do := func(in Input) {
+		t.Helper()
+		if _, err := s.Step(now, in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	join := func() {
+		do(CreateToken{ID: "1", Hash: "hash", Subject: trust.Subject{Name: "t1", Role: "target"}})
+		do(UseToken{ID: "1", Hash: "hash", Key: "key"})
+	}
+	do(AddAuthority{Hash: "a", First: true})
+	join()
+	up := s.bringBack("t1")
+	do(RevokeAccess{Subject: trust.Subject{Name: "t1"}})
+	if got, want := s.bringBack("t1"), joinAgain("t1", "target"); got != want || s.revoked("t1", "initiator") {
+		t.Errorf("after it was revoked: %q, want %q", got, want)
+	}
+	join()
+	if got := s.bringBack("t1"); got != up {
+		t.Errorf("after it has joined again: %q, want %q", got, up)
 	}
 }

@@ -11,8 +11,10 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/audit"
 	"weft.dev/weft/volmgr/cow"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/keys"
 	"weft.dev/weft/volmgr/trust"
 )
 
@@ -25,8 +27,10 @@ type tx struct {
 	// term and replaces are those of meta after the step.
 	term     uint64
 	replaces bool
+	level    block.Level // of the cluster after the step
 	// raised: the generation has to be committed even if nothing else has changed.
 	raised bool
+	master keys.Master // the one that the state gets; zero: it keeps its own
 
 	volumes overlay[block.VolumeID, Volume]
 	nodes   overlay[block.NodeName, Node]
@@ -39,7 +43,11 @@ type tx struct {
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 
+	// policies are those of the state after the step.
+	policies *drivepolicy.Set
+
 	authorities overlay[string, trust.Authority]
+	holders     overlay[trust.Subject, trust.Holder]
 	asked       *audit.Asked // nil: nobody has
 }
 
@@ -48,7 +56,7 @@ type view func(*State) any
 
 func newTx(s *State, now time.Time) *tx {
 	return &tx{
-		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces,
+		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces, level: s.level,
 		volumes: overCow(s.by, &s.volumes, (*Volume).clone),
 		nodes:   over(s.nodes, shallow[Node]),
 		drives:  over(s.drives, shallow[Drive]),
@@ -59,7 +67,10 @@ func newTx(s *State, now time.Time) *tx {
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
 
+		policies: s.policies,
+
 		authorities: over(s.authorities, shallow[trust.Authority]),
+		holders:     over(s.holders, shallow[trust.Holder]),
 	}
 }
 
@@ -193,6 +204,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleShared(id)
 	t.settleFence(id)
 	t.settleGrant(id)
+	t.settleProven(id)
 	t.settleGaveUp(id)
 	t.settleAttached(id)
 	t.settleDetaching(id)
@@ -244,22 +256,40 @@ func (t *tx) commit() Outcome {
 	if len(t.drives.upper)+len(t.nodes.upper)+len(t.pools.upper) > 0 {
 		s.fields, s.still = nil, nil
 	}
+	if t.policies != s.policies {
+		s.policies = t.policies
+		records = append(records, policyRecord(s.policies))
+	}
 	records = append(records, t.commitTrust()...)
 	t.noteServed()
 	t.wakeAsked(wake)
 	t.wakeStopping(wake)
 	records = append(records, t.commitEvents()...)
 	var asked *audit.Entry
-	if t.asked != nil && len(records) > 0 {
+	if t.asked != nil && len(records) > 0 && t.may("u") {
 		var more []Record
 		asked, more = t.commitAudit()
 		records = append(records, more...)
+	}
+	records = t.commitMeta(records)
+	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events, Asked: asked}
+}
+
+// commitMeta adds the cluster's level and numbers to the records of a step.
+func (t *tx) commitMeta(records []Record) []Record {
+	s := t.s
+	if t.level != s.level {
+		s.level = t.level
+		records = append(records, encode(LevelKey, levelRecord{t.level}))
 	}
 	if len(records) > 0 || t.raised {
 		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
 		records = append(records, encode(metaKey, s.meta))
 	}
-	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events, Asked: asked}
+	if err := checkKinds(s.level, records); err != nil {
+		panic(fmt.Sprintf("cluster: %v", err)) // members that do not know it would diverge
+	}
+	return records
 }
 
 // event adds an event to the step. attributes alternate keys and values; empty values are
@@ -417,7 +447,14 @@ func (t *tx) wakeFlushers(wake woken, old, new *Drive) {
 
 // wakePeers wakes the hosts that are told where a target listens.
 func (t *tx) wakePeers(wake woken, old, new *Node) {
-	if old == nil || new == nil || slices.Equal(old.Portals, new.Portals) {
+	if old == nil || new == nil {
+		return
+	}
+	changed := old.TargetAuthenticates != new.TargetAuthenticates
+	if changed {
+		wake[new.Name] = nil // it may have to export something in another way
+	}
+	if !changed && slices.Equal(old.Portals, new.Portals) {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Name).Keys() {

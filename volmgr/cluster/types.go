@@ -23,6 +23,11 @@ type Node struct {
 	// during a restart of volmgr is still seen.
 	TargetBoot    string `json:"target_boot,omitempty"`
 	InitiatorBoot string `json:"initiator_boot,omitempty"`
+	// What its agents can prove, as they last reported: see Attachment.Proven.
+	TargetAuthenticates    bool `json:"target_authenticates,omitempty"`
+	InitiatorAuthenticates bool `json:"initiator_authenticates,omitempty"`
+	// Refused is the count of its target's refusals of which an event tells.
+	Refused uint64 `json:"refused,omitempty"`
 	// Cordoned: no new legs. Draining: its legs are made again elsewhere. MaintainedUntil: its
 	// absence until then is announced. See upkeep.go.
 	Cordoned        bool      `json:"cordoned,omitempty"`
@@ -45,6 +50,7 @@ type AgentStatus struct {
 	Seen       time.Time
 	Silent     time.Duration // since Seen, while it is offline; derived, for readers
 	Version    string
+	Level      block.Level // the newest that it knows
 	Kernel     string
 	Generation uint64
 	Problems   []Problem
@@ -308,10 +314,14 @@ type Volume struct {
 	// RebuildRate is the most that its host copies to legs in a second, all of them together; 0:
 	// no limit.
 	RebuildRate block.Size `json:"rebuild_rate,omitempty"`
+	// Authentication is that of block.PropertyAuthentication; empty: its default. It counts for
+	// grants that are handed out from now on.
+	Authentication string `json:"authentication,omitempty"`
 	// Rebuilds are those under way and the last ones, newest first; never changed in place.
 	Rebuilds []LegRebuild `json:"rebuilds,omitempty"`
 
 	Health        Health   `json:"-"`
+	CopiesLeft    int      `json:"-"` // that can be served, of the column with fewest; of a code: losses that it survives, and one
 	FenceWaitsFor []string `json:"-"` // see fenceWaits
 }
 
@@ -369,6 +379,8 @@ type Attachment struct {
 	// Copies is how many the layout had when the grant was handed out, if that has changed
 	// since: the host goes on with that layout. 0: it has not changed.
 	Copies int `json:"copies,omitempty"`
+	// Proven says which targets and this host prove their identities to one another: see wanted.go.
+	Proven Proven `json:"proven,omitzero"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
@@ -378,6 +390,20 @@ type Attachment struct {
 	WaitingFor  string           `json:"-"`
 	ResyncDone  block.Size       `json:"-"`
 	ResyncTotal block.Size       `json:"-"`
+	// AuthenticatesWith are the targets that prove their identities to the host, as it does to them.
+	AuthenticatesWith []block.NodeName `json:"-"`
+}
+
+// Proven is fixed for each target before it is first told of the grant, since neither end can begin
+// or cease to demand a proof while they are connected.
+type Proven struct {
+	// By is whether the host can prove its identity, and is wanted to. It is set when the grant is
+	// handed out.
+	By bool `json:"by,omitempty"`
+	// Required: targets that cannot take part in it are not used.
+	Required bool `json:"required,omitempty"`
+	// At says for each target whether it demands the proof; never changed in place.
+	At map[block.NodeName]bool `json:"at,omitempty"`
 }
 
 // FormerHost is a boot of a host that had a volume at an epoch. An empty Node stands for any

@@ -28,10 +28,15 @@ type UpdateVolume struct {
 	ScrubRate  *block.Size
 	// RebuildRate is that of Volume; nil: unchanged.
 	RebuildRate *block.Size
+	// Authentication is that of Volume, its default by name; empty: unchanged.
+	Authentication string
 }
 
-// formattedLabel is where the labels of drives keep Volume.Formatted.
-const formattedLabel = labelset.Own + "formatted"
+// The labels of drives keep Volume.Formatted and Volume.Authentication there.
+const (
+	formattedLabel      = labelset.Own + "formatted"
+	authenticationLabel = labelset.Own + "authentication"
+)
 
 // mostFormatted is the longest Volume.Formatted, in bytes.
 const mostFormatted = 64
@@ -106,10 +111,27 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
 	}
-	if err := t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate); err != nil {
+	err = cmp.Or(t.setAuthentication(t.peek(v.ID), in.Authentication), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate))
+	if err != nil {
 		return nil, err
 	}
 	return volumeResult(v.ID), t.setRebuildRate(t.peek(v.ID), in.RebuildRate)
+}
+
+func (t *tx) setAuthentication(v *Volume, word string) error {
+	if word == "" {
+		return nil
+	}
+	recorded, err := checkAuthentication(word)
+	if err != nil || recorded == v.Authentication {
+		return err
+	}
+	if err := t.needs("s", block.PropertyAuthentication.Field+" "+word); err != nil {
+		return err
+	}
+	t.volume(v.ID).Authentication = recorded
+	t.volumeEvent(v, event.Info, event.VolumeUpdated, fmt.Sprintf("authentication: %s, from the next grant on", word))
+	return nil
 }
 
 // change returns the labels after the update.
@@ -175,7 +197,7 @@ func (v *Volume) kept() map[string]string {
 	return v.Labels
 }
 
-// onDrives are the volume's labels and Formatted as drive labels keep them.
+// onDrives are the volume's labels, Formatted and Authentication as drive labels keep them.
 func (v *Volume) onDrives() map[string]string {
 	labels := maps.Clone(v.kept())
 	if v.Formatted != "" {
@@ -184,13 +206,23 @@ func (v *Volume) onDrives() map[string]string {
 		}
 		labels[formattedLabel] = v.Formatted
 	}
+	if v.Authentication != "" {
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[authenticationLabel] = v.Authentication
+	}
 	return labels
 }
 
 // fromDrives is the inverse of onDrives.
-func fromDrives(onDrives map[string]string) (labels map[string]string, formatted string) {
+func fromDrives(onDrives map[string]string) (labels map[string]string, formatted, authentication string) {
 	labels = maps.Clone(onDrives)
-	formatted = labels[formattedLabel]
+	formatted, authentication = labels[formattedLabel], labels[authenticationLabel]
 	delete(labels, formattedLabel)
-	return labels, formatted
+	delete(labels, authenticationLabel)
+	if word, err := checkAuthentication(authentication); err == nil {
+		return labels, formatted, word
+	}
+	return labels, formatted, block.AuthenticationRequire // of a later version: the strictest that is known
 }

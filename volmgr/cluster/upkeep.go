@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/drivepolicy"
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/image"
 	"weft.dev/weft/volmgr/placement"
@@ -137,6 +138,7 @@ func (t *tx) removeDrive(d *Drive) bool {
 	if len(t.s.usersOf(d, !lost)) > 0 {
 		return false
 	}
+	t.setPolicies(t.policies.Evict(drivepolicy.IdentityOf(d.WWID, d.Serial)))
 	if lost {
 		t.drives.drop(d.ID)
 		t.event(event.Info, event.DriveRemoved, d.object(), "removed: its label cannot be erased", "node", string(d.Node), "drive", d.ID.String())

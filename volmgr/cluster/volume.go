@@ -150,6 +150,8 @@ type CreateVolume struct {
 	Pool         string // empty means DefaultPool
 	Spread       string // empty means "node"
 	Labels       map[string]string
+	// Authentication is one of block.PropertyAuthentication; empty means its default.
+	Authentication string
 	// The node of each leg must have the labels of one of Topology's segments; empty: any
 	// node. Among those, nodes of an earlier segment of Preferred are better.
 	Topology  []Segment
@@ -184,6 +186,10 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	}
 	if len(in.Spread) > labelset.MostKey {
 		return in, invalid("spread", "%q has %d bytes; at most %d are allowed", labelset.Shorten(in.Spread, 40), len(in.Spread), labelset.MostKey)
+	}
+	var err error
+	if in.Authentication, err = checkAuthentication(in.Authentication); err != nil {
+		return in, err
 	}
 	if err := (block.Layout{Stripes: 1, Copies: 1, Chunk: in.Chunk}).Check(); err != nil {
 		return in, invalid("chunk_bytes", "%v", err)
@@ -231,6 +237,10 @@ func (in CreateVolume) differs(v *Volume) error {
 		return conflict(v.object(), "pool", v.Pool, in.Pool)
 	case in.Spread != v.Spread:
 		return conflict(v.object(), "spread", v.Spread, in.Spread)
+	case in.Authentication != v.Authentication:
+		asked := cmp.Or(in.Authentication, block.PropertyAuthentication.Default)
+		return conflict(v.object(), "authentication", v.authentication(), asked).
+			hint("to change it: `weft volume set %s --authentication %s`", v.Name, asked)
 	case !maps.Equal(in.Labels, v.Labels):
 		return conflict(v.object(), "labels", v.Labels, in.Labels)
 	}
@@ -244,6 +254,11 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 	}
 	if err := in.offered(); err != nil {
 		return nil, err
+	}
+	if in.Authentication != "" {
+		if err := t.needs("s", block.PropertyAuthentication.Field+" "+in.Authentication); err != nil {
+			return nil, err
+		}
 	}
 	return in.create(t)
 }
@@ -263,7 +278,7 @@ func (in CreateVolume) create(t *tx) (view, error) {
 	}
 	v := &Volume{
 		ID: block.VolumeID{UUID: in.Seed.id(0)}, Name: in.Name, Size: in.Size, Layout: layout,
-		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, State: VolumeCreating,
+		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, Authentication: in.Authentication, State: VolumeCreating,
 		Clean: true, Generation: 1, Legs: legs, Created: t.now.UTC(),
 	}
 	if t.peek(v.ID) != nil {

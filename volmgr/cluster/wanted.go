@@ -3,10 +3,15 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 )
 
@@ -139,9 +144,16 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 	if !a.exported() {
 		return WantedExport{}, false
 	}
+	if a.Proven.Required && !s.authenticates(node) {
+		return WantedExport{}, false
+	}
 	x := WantedExport{
 		Volume: v.ID, Epoch: v.Epoch, NQN: s.nqn(v, a, node),
 		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
+	}
+	if s.proves(a, node) {
+		x.Host = block.ProvenHost(x.NQN)
+		x.Keys = s.master.Of(x.NQN, x.Host.NQN)
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -251,8 +263,218 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		if d := s.drives[l.Drive]; d != nil {
 			link.WriteThrough = !d.VolatileCache
 		}
+		if s.proves(a, l.Node) {
+			link.Host = block.ProvenHost(link.NQN)
+			link.Keys = s.master.Of(link.NQN, link.Host.NQN)
+		}
 		link.LeaveOut = s.asked[v.ID][l.ID]
 		w.Legs = append(w.Legs, link)
 	}
 	return w
+}
+
+// ---- who proves its identity to whom ----
+
+// A host and a target prove their identities to one another (DH-HMAC-CHAP) with keys that the
+// manager makes for each grant and target, and tells to these two alone; see package keys. Names and
+// ids can be found out or guessed, keys cannot.
+//
+// What holds for a grant is fixed when it is handed out, and for each target before either end is
+// told of the other. A connection that was made without keys could not be made again with them, and
+// some kernels give up a controller that is refused. So an agent that has learned to authenticate
+// since, and a change of the volume's property, count from the next grant on.
+
+// authentication is the volume's property.
+func (v *Volume) authentication() string {
+	return cmp.Or(v.Authentication, block.PropertyAuthentication.Default)
+}
+
+// checkAuthentication returns a property as records hold it: empty for the default.
+func checkAuthentication(word string) (string, error) {
+	p := block.PropertyAuthentication
+	switch {
+	case word == "" || word == p.Default:
+		return "", nil
+	case !slices.Contains(p.Words(), word):
+		return "", invalid(p.Field, "%q: must be one of %s", word, strings.Join(p.Words(), ", "))
+	}
+	return word, nil
+}
+
+// authenticates reports whether a node's target can demand that hosts prove their identity.
+func (s *State) authenticates(target block.NodeName) bool {
+	n := s.nodes[target]
+	return n != nil && n.TargetAuthenticates
+}
+
+// proves reports whether a host and a target prove their identities to one another under a grant. A
+// target that has lost the ability, as after a downgrade of its agent, is used without it, unless
+// it is required.
+func (s *State) proves(a *Attachment, target block.NodeName) bool {
+	return a.Proven.By && (a.Proven.Required || a.Proven.At[target]) && s.authenticates(target)
+}
+
+// proven is what holds for a grant that is handed out now.
+func (t *tx) proven(v *Volume, node block.NodeName) Proven {
+	n := t.nodes.peek(node)
+	if v.authentication() == block.AuthenticationOff || t.s.master.IsZero() || n == nil || !n.InitiatorAuthenticates {
+		return Proven{}
+	}
+	return Proven{By: true, Required: v.authentication() == block.AuthenticationRequire}
+}
+
+// barred reports whether a volume may not be granted to a host, since the host cannot prove its
+// identity.
+func (t *tx) barred(v *Volume, node block.NodeName) bool {
+	n := t.nodes.peek(node)
+	return v.authentication() == block.AuthenticationRequire && (n == nil || !n.InitiatorAuthenticates)
+}
+
+// settleProven decides for each target of a grant whether it demands a proof.
+func (t *tx) settleProven(id block.VolumeID) {
+	v := t.peek(id)
+	for _, a := range v.attachments() {
+		if !a.exported() || !a.Proven.By || a.Proven.Required {
+			continue
+		}
+		at := maps.Clone(a.Proven.At)
+		for i := range v.Legs {
+			node := v.Legs[i].Node
+			if _, decided := at[node]; decided {
+				continue
+			}
+			if at == nil {
+				at = map[block.NodeName]bool{}
+			}
+			n := t.nodes.peek(node)
+			at[node] = n != nil && n.TargetAuthenticates
+		}
+		if len(at) > len(a.Proven.At) {
+			t.volume(id).attachmentOf(a.Node).Proven.At = at
+		}
+	}
+}
+
+// refusedEvery is how often at most an event tells of the hosts that a target refused.
+const refusedEvery = time.Minute
+
+// refused tells of hosts that did not prove their identity to a target. One event counts all since
+// the one before: a host that tries for ever does not push everything else out of the history.
+func (t *tx) refused(on *target, r *TargetReport) {
+	if !t.may("s") {
+		return // no host has to prove anything yet
+	}
+	last, told := r.Refusals, t.nodes.peek(r.Node).Refused
+	if last.Count < told { // its agent has restarted
+		told = 0
+		t.node(r.Node).Refused = 0
+	}
+	if last.Count == told || !on.refusedAt.IsZero() && t.now.Sub(on.refusedAt) < refusedEvery {
+		return
+	}
+	t.node(r.Node).Refused, on.refusedAt = last.Count, t.now
+	text := fmt.Sprintf("target %s refused a host that did not prove its identity: from %s as %s: %s", r.Node, last.Address, last.Host, last.Reason)
+	if n := last.Count - told; n > 1 {
+		text += fmt.Sprintf("; %d connections since the last such event", n)
+	}
+	attributes := []string{"node", string(r.Node), "host", string(last.Host), "address", last.Address, "connections", fmt.Sprint(last.Count - told)}
+	id, _, _, _, err := block.ParseSubsystemNQN(last.NQN)
+	if v := t.peek(id); err == nil && v != nil {
+		t.volumeEvent(v, event.Warning, event.TargetRefused, text, attributes...)
+		return
+	}
+	t.event(event.Warning, event.TargetRefused, nodeObject(r.Node), text, attributes...)
+}
+
+// mayProve refuses a volume that requires authentication if an end cannot do it.
+func (s *State) mayProve(v *Volume, n *Node) error {
+	if v.authentication() != block.AuthenticationRequire {
+		return nil
+	}
+	var cannot []string
+	if !n.InitiatorAuthenticates {
+		cannot = append(cannot, "host "+string(n.Name))
+	}
+	for _, node := range v.nodes() {
+		if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node && l.member() }) && !s.authenticates(node) {
+			cannot = append(cannot, "target "+string(node))
+		}
+	}
+	if len(cannot) == 0 {
+		return nil
+	}
+	return refused(ReasonNoAuthentication, v.object(), "it requires authentication, which %s cannot do", some(cannot, 8)).
+		hint("upgrade their agents; Linux's own data path needs Linux 6.0 built with NVME_HOST_AUTH on the host and NVME_TARGET_AUTH on the target, the user-space path does it on any kernel; or allow connections without: `weft volume set %s --authentication prefer`", v.Name)
+}
+
+// provenWaits is the wait for a host that cannot prove its identity.
+func (s *State) provenWaits(v *Volume, a *Attachment) []string {
+	n := s.nodes[a.Node]
+	if v.authentication() != block.AuthenticationRequire || n != nil && n.InitiatorAuthenticates {
+		return nil
+	}
+	return []string{fmt.Sprintf("host %s to be able to authenticate, which the volume requires", a.Node)}
+}
+
+// targets are the nodes with legs of a volume, sorted.
+func (v *Volume) targets() (all []block.NodeName) {
+	for _, node := range v.nodes() {
+		if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node }) {
+			all = append(all, node)
+		}
+	}
+	return all
+}
+
+// authenticatesWith are the targets that a host and they prove their identities to one another.
+func (s *State) authenticatesWith(v *Volume, a *Attachment) (with []block.NodeName) {
+	for _, node := range v.targets() {
+		if a.exported() && s.proves(a, node) {
+			with = append(with, node)
+		}
+	}
+	return with
+}
+
+// explainProven says for each host which targets it and they prove their identities to, and why not.
+func (s *State) explainProven(e *Explanation, v *Volume) {
+	if s.master.IsZero() {
+		return
+	}
+	for _, a := range v.attachments() {
+		if !a.exported() {
+			continue
+		}
+		if a.Proven.By {
+			s.explainTargets(e, v, a)
+			continue
+		}
+		why := "its agent or kernel cannot"
+		if n := s.nodes[a.Node]; v.authentication() == block.AuthenticationOff {
+			why = "it is switched off for this volume"
+		} else if n != nil && n.InitiatorAuthenticates {
+			why = "it could not, or was not to, when the grant was handed out; it does at the next one"
+		}
+		e.Facts = append(e.Facts, fmt.Sprintf("host %s does not authenticate (%s): whoever knows its host ID can connect in its place", a.Node, why))
+	}
+}
+
+// explainTargets says with which targets a host that can authenticate does so.
+func (s *State) explainTargets(e *Explanation, v *Volume, a *Attachment) {
+	var with []string
+	for _, node := range v.targets() {
+		switch can := s.authenticates(node); {
+		case s.proves(a, node):
+			with = append(with, string(node))
+		case a.Proven.Required:
+			e.Waits = append(e.Waits, fmt.Sprintf("target %s to be able to authenticate, which the volume requires: its legs are not exported", node))
+		case can:
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s does not authenticate at target %s, which could not do it when the grant was handed out; it does at the next one", a.Node, node))
+		default:
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s does not authenticate at target %s, whose agent or kernel cannot: whoever knows the host ID can connect in its place", a.Node, node))
+		}
+	}
+	if len(with) > 0 {
+		e.Facts = append(e.Facts, fmt.Sprintf("host %s and its targets authenticate to one another: %s", a.Node, some(with, 8)))
+	}
 }

@@ -98,7 +98,7 @@ func (s *State) rehearse() *State {
 	r := *s
 	r.by = new(cow.Writer)
 	r.nodes, r.drives, r.pools = maps.Clone(s.nodes), maps.Clone(s.drives), maps.Clone(s.pools)
-	r.tokens, r.authorities = maps.Clone(s.tokens), maps.Clone(s.authorities)
+	r.tokens, r.authorities, r.holders = maps.Clone(s.tokens), maps.Clone(s.authorities), maps.Clone(s.holders)
 	r.drivesOn = maps.Clone(s.drivesOn)
 	for name, drives := range r.drivesOn {
 		r.drivesOn[name] = maps.Clone(drives)

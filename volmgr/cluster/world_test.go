@@ -705,7 +705,16 @@ func (w *world) copy(from, to block.LegID) {
 }
 
 func (w *world) lose(h *wHost, v *wVolume, legs ...block.LegID) {
-	w.calls = append(w.calls, wCall{h, h.boot, RecordStale{Node: h.name, Volume: v.wanted.Volume, Epoch: v.wanted.Epoch, Legs: legs, Reason: "lost"}})
+	in := RecordStale{Node: h.name, Volume: v.wanted.Volume, Epoch: v.wanted.Epoch, Legs: legs, Reason: "lost"}
+	if !w.oldHosts {
+		in.Revisions = map[block.LegID]uint64{}
+		for _, l := range v.wanted.Legs {
+			if slices.Contains(legs, l.Leg) {
+				in.Revisions[l.Leg] = l.Revision
+			}
+		}
+	}
+	w.calls = append(w.calls, wCall{h, h.boot, in})
 }
 
 // suspended reports whether a leg of the table was out of contact for longer than the host's
@@ -1031,7 +1040,13 @@ func (w *world) callActs() {
 	if !w.chance(20) {
 		w.calls = slices.Delete(w.calls, i, i+1)
 	}
+	rebuilt := w.rebuiltSince(c.in)
 	err := w.step(c.in)
+	for _, leg := range rebuilt {
+		if l := w.state.volumes.Get(c.in.(RecordStale).Volume).leg(leg); l.State != LegInSync {
+			w.violation = fmt.Sprintf("I3: a late request has taken out %v, which was rebuilt since", l)
+		}
+	}
 	if in, stale := c.in.(RecordStale); err == nil && stale && w.hardware != nil {
 		for column := range w.state.volumes.Get(in.Volume).Layout.Stripes {
 			w.forgive(w.state.volumes.Get(in.Volume), column) // the leg that a host drops may be the last with that data
@@ -1041,6 +1056,21 @@ func (w *world) callActs() {
 		return
 	}
 	w.answered(c)
+}
+
+// rebuiltSince lists the legs of a call that were lost, recorded and rebuilt since it was made.
+func (w *world) rebuiltSince(call Input) (legs []block.LegID) {
+	in, ok := call.(RecordStale)
+	if !ok || w.state.volumes.Get(in.Volume) == nil {
+		return nil
+	}
+	for _, id := range in.Legs {
+		l := w.state.volumes.Get(in.Volume).leg(id)
+		if l != nil && l.State == LegInSync && in.Revisions[id] != 0 && l.Revision > in.Revisions[id] {
+			legs = append(legs, id)
+		}
+	}
+	return legs
 }
 
 func (w *world) answered(c wCall) {
@@ -1060,6 +1090,9 @@ func (w *world) answered(c wCall) {
 				if l.Leg == leg {
 					revision = l.Revision
 				}
+			}
+			if used := in.Revisions[leg]; used != 0 {
+				revision = used
 			}
 			w.drop(c.host, v, leg, revision)
 		}

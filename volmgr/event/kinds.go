@@ -14,10 +14,12 @@ const (
 	TargetOnline     = "target.online"
 	TargetStopping   = "target.stopping" // its exports are about to end, in order
 	TargetOffline    = "target.offline"
+	TargetRefused    = "target.refused" // hosts that did not prove their identity
 	InitiatorOnline  = "initiator.online"
 	InitiatorOffline = "initiator.offline"
 	AgentRefused     = "agent.refused"    // it belongs to another cluster
 	ManagerReplaced  = "manager.replaced" // an agent follows a later one
+	LevelRaised      = "cluster.level"    // an upgrade is finished
 	DriveAdded       = "drive.added"
 	DriveReady       = "drive.ready"
 	DriveMissing     = "drive.missing"
@@ -70,6 +72,8 @@ const (
 	LegFreed         = "leg.freed"   // a retired leg is erased
 	LegPromoted      = "leg.promoted"
 	AccessRefused    = "access.refused"
+	AccessJoined     = "access.joined"  // as the pod of a service account in Kubernetes
+	AccessRevoked    = "access.revoked" // certificates of a name are worthless from now on
 	TokenCreated     = "token.created"
 	TokenUsed        = "token.used" // somebody has joined with it
 	TokenDeleted     = "token.deleted"
@@ -81,4 +85,7 @@ const (
 	StoreRebuilt     = "store.rebuilt"
 	StoreRestored    = "store.restored"
 	VolumeChecked    = "volume.checked" // restored from a backup, and now compared with the labels
+
+	DrivePolicyCreated = "drive.policy-created"
+	DrivePolicyDeleted = "drive.policy-deleted"
 )

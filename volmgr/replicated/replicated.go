@@ -11,6 +11,7 @@
 package replicated
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -55,6 +56,9 @@ type Config struct {
 	// Send sends a message to another member, or loses it; nil means that there are none. It
 	// must not wait.
 	Send func(member.Outgoing)
+	// Level is the newest that this member knows: it ends when the cluster is raised above it. 0
+	// means block.KnownLevel; others are for tests.
+	Level block.Level
 	// Medium is for tests; its zero value is the directory.
 	Medium Medium
 }
@@ -90,6 +94,7 @@ type Store struct {
 	looks    chan func()         // at the member, by the loop
 	ended    chan struct{}       // closed when Run returns
 	status   atomic.Pointer[Status]
+	heard    atomic.Pointer[time.Time] // when a message of the leader came last; nil: none has come
 
 	// Owned by Run.
 	tickets quorum.Ticket
@@ -150,6 +155,9 @@ func lose(o member.Outgoing) {
 }
 
 func (s *Store) open() (err error) {
+	if err := s.replica.Know(cmp.Or(s.cfg.Level, block.KnownLevel)); err != nil {
+		return err
+	}
 	dir, state := s.cfg.Medium.over(wal.InDirectory(store.QuorumDir(s.cfg.Dir)), s.replica)
 	if errors.Is(wal.Find(dir), wal.ErrNoLog) {
 		owner := wal.Owner{Cluster: s.cfg.Cluster, Member: newID()}
@@ -322,11 +330,28 @@ func (s *Store) receive(m message) error {
 			return nil // the leader sends it again
 		}
 	}
-	return s.step(quorum.Receive{Message: m.Message})
+	err := s.step(quorum.Receive{Message: m.Message})
+	if now := s.Status(); now.Leader == m.From() && now.Role == quorum.Follower {
+		at := time.Now()
+		s.heard.Store(&at)
+	}
+	return err
+}
+
+// Heard returns when a manager that led was last heard here, or led here; zero if none was since the
+// start.
+func (s *Store) Heard() (at time.Time) {
+	if heard := s.heard.Load(); heard != nil {
+		at = *heard
+	}
+	return at
 }
 
 // Cluster returns the cluster that the member belongs to.
 func (s *Store) Cluster() block.ClusterID { return s.member.Cluster() }
+
+// Level returns the cluster's level, as far as this member knows.
+func (s *Store) Level() block.Level { return s.replica.Level() }
 
 // Status returns what the member knows of the quorum.
 func (s *Store) Status() Status { return *s.status.Load() }
@@ -525,6 +550,15 @@ func (s *Store) report(ctx context.Context, inputs ...quorum.Input) error {
 
 // Load returns the records of this manager's store, in key order. See Confirm.
 func (s *Store) Load() ([]cluster.Record, error) { return s.replica.Load() }
+
+// LoadPrefix is Load for the records whose keys begin with a prefix.
+func (s *Store) LoadPrefix(prefix string) ([]cluster.Record, error) {
+	return s.replica.LoadPrefix(prefix)
+}
+
+// Observe calls do with records once they are in this manager's store, whether it leads or not, and
+// with nil after all may have changed. Call it before Run.
+func (s *Store) Observe(do func([]cluster.Record) error) { s.replica.Observe(do) }
 
 // Backup writes a consistent copy of this manager's store.
 func (s *Store) Backup(w io.Writer) error { return s.replica.Backup(w) }

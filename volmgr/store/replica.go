@@ -13,9 +13,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/dgraph-io/badger/v4"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
@@ -28,8 +30,11 @@ import (
 //	dir/            the store, as without a quorum
 //	dir/quorum/     the log, and the snapshot that is staged: INDEX.snapshot, a backup
 type Replica struct {
-	s   *Store
-	dir string
+	s       *Store
+	dir     string
+	knows   block.Level   // records of a higher one are refused
+	level   atomic.Uint32 // of the cluster
+	observe func([]cluster.Record) error
 }
 
 const (
@@ -53,7 +58,42 @@ func OpenReplica(dir string, log *slog.Logger) (*Replica, error) {
 	if err := os.MkdirAll(QuorumDir(dir), 0o700); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	return &Replica{s, dir}, nil
+	return &Replica{s: s, dir: dir, knows: block.KnownLevel, observe: func([]cluster.Record) error { return nil }}, nil
+}
+
+// Know makes the replica refuse records of a higher level than knows, and returns
+// [cluster.ErrLevel] if it has some. What was refused is still in the log: a program that knows the
+// level applies it.
+func (r *Replica) Know(knows block.Level) error {
+	r.knows = knows
+	at := cluster.Record{Key: cluster.LevelKey}
+	err := r.s.db.View(func(txn *badger.Txn) error {
+		item, err := txn.Get([]byte(at.Key))
+		if errors.Is(err, badger.ErrKeyNotFound) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		at.Value, err = item.ValueCopy(nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", at.Key, err)
+	}
+	return r.checkLevel(at)
+}
+
+// Level is the cluster's level, as far as this member knows.
+func (r *Replica) Level() block.Level { return max(block.Level(r.level.Load()), block.FirstLevel) }
+
+// checkLevel notes the level that records set, or refuses them.
+func (r *Replica) checkLevel(records ...cluster.Record) error {
+	at, err := cluster.CheckLevel(r.knows, records...)
+	if err == nil && at > 0 {
+		r.level.Store(uint32(at))
+	}
+	return err
 }
 
 // EncodeRecords returns records as an entry holds them: a version, then for each its key's
@@ -97,10 +137,17 @@ func DecodeRecords(b []byte) (records []cluster.Record, err error) {
 	return records, nil
 }
 
+// Observe calls do with records once they are in the store, and with nil after all may have changed.
+// Call it before the replica is used.
+func (r *Replica) Observe(do func([]cluster.Record) error) { r.observe = do }
+
+// LoadPrefix returns the records whose keys begin with a prefix, in key order.
+func (r *Replica) LoadPrefix(prefix string) ([]cluster.Record, error) { return r.s.LoadPrefix(prefix) }
+
 // Load returns all records, in key order.
 func (r *Replica) Load() ([]cluster.Record, error) { return r.s.Load() }
 
-// Backup writes a consistent copy of all records.
+// Backup writes a consistent copy of all records but the secret ones.
 func (r *Replica) Backup(w io.Writer) error { return r.s.Backup(w) }
 
 // Close makes all that was applied durable, and closes the store.
@@ -140,12 +187,18 @@ func (r *Replica) Apply(entries []quorum.Entry, at quorum.Position) error {
 		if err != nil {
 			return fmt.Errorf("entry %d: %w", e.Index, err)
 		}
+		if err := r.checkLevel(records...); err != nil {
+			return fmt.Errorf("entry %d: %w", e.Index, err)
+		}
 		all = append(all, records...)
 	}
 	if err := r.set(append(all, appliedRecord(at.Index))); err != nil {
 		return fmt.Errorf("apply entries up to %d: %w", at.Index, err)
 	}
-	return nil
+	if len(all) == 0 {
+		return nil
+	}
+	return r.observe(all)
 }
 
 // set sets records, in one transaction if they fit into it. Readers see all or none.
@@ -189,13 +242,13 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Content returns a backup as of the call.
+// Content returns a backup as of the call, for another member: with the secret records.
 func (r *Replica) Content() (io.ReadCloser, error) {
 	txn := r.s.reading()
 	read, write := io.Pipe()
 	go func() {
 		defer txn.Discard()
-		write.CloseWithError(backup(txn, write)) // ends at the latest when the reader is closed
+		write.CloseWithError(backup(txn, write, func(cluster.Record) bool { return false })) // ends at the latest when the reader is closed
 	}()
 	return read, nil
 }
@@ -267,6 +320,9 @@ func (r *Replica) Adopt(at quorum.Position) error {
 	if err != nil {
 		return fmt.Errorf("adopt the snapshot of entry %d: %w", at.Index, err)
 	}
+	if err := r.checkLevel(records...); err != nil {
+		return fmt.Errorf("adopt the snapshot of entry %d: %w", at.Index, err)
+	}
 	have, err := r.s.Load()
 	if err != nil {
 		return err
@@ -283,5 +339,5 @@ func (r *Replica) Adopt(at quorum.Position) error {
 	if err := errors.Join(r.set(records), r.Sync()); err != nil {
 		return fmt.Errorf("adopt the snapshot of entry %d: %w", at.Index, err)
 	}
-	return errors.Join(r.set([]cluster.Record{appliedRecord(at.Index)}), r.Sync(), r.removeStaged())
+	return errors.Join(r.set([]cluster.Record{appliedRecord(at.Index)}), r.Sync(), r.removeStaged(), r.observe(nil))
 }

@@ -201,3 +201,36 @@ func TestADamagedSnapshotIsNotStaged(t *testing.T) {
 		t.Errorf("Adopt = %v, want that there is nothing", err)
 	}
 }
+
+// levelRecord is what a version that knows levels writes.
+func levelRecord(level string) cluster.Record {
+	return cluster.Record{Key: cluster.LevelKey, Value: []byte(`{"level":` + level + `}`)}
+}
+
+// A member does not apply records of a level that it does not know, nor opens a store that has them.
+// A later program, with the same log, goes on where it stopped.
+func TestALevelThatIsNotKnownIsNotApplied(t *testing.T) {
+	r, dir := replica(t)
+	apply(t, r, 5, levelRecord("2"))
+	if err := r.Know(1); !errors.Is(err, cluster.ErrLevel) {
+		t.Errorf("Know(1) = %v", err)
+	}
+	if err := r.Know(2); err != nil || r.Level() != 2 {
+		t.Fatalf("Know(2) = %v, level %d", err, r.Level())
+	}
+	later := []quorum.Entry{{Index: 6, Data: EncodeRecords([]cluster.Record{{Key: "v/1", Value: []byte("x")}, levelRecord("3")})}}
+	if err := r.Apply(later, quorum.Position{Index: 6}); !errors.Is(err, cluster.ErrLevel) {
+		t.Errorf("Apply = %v", err)
+	}
+	replicaHolds(t, r, 5, levelRecord("2"))
+	if err := r.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r = openedReplica(t, dir)
+	if err := r.Know(3); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Apply(later, quorum.Position{Index: 6}); err != nil || r.Level() != 3 {
+		t.Errorf("a program that knows it: %v, level %d", err, r.Level())
+	}
+}

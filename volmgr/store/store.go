@@ -180,6 +180,20 @@ func (s *Store) Load() (records []cluster.Record, err error) {
 	return records, nil
 }
 
+// LoadPrefix returns the records whose keys begin with a prefix, in key order.
+func (s *Store) LoadPrefix(prefix string) (records []cluster.Record, err error) {
+	txn := s.reading()
+	defer txn.Discard()
+	err = each(txn, prefix, func(r cluster.Record) error {
+		records = append(records, r)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load records %s…: %w", prefix, err)
+	}
+	return records, nil
+}
+
 // view calls do for every record of one consistent snapshot, in key order.
 func (s *Store) view(do func(cluster.Record) error) error {
 	txn := s.reading()
@@ -266,18 +280,22 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Backup writes a consistent copy of all records. Commits may run meanwhile.
+// Backup writes a consistent copy of all records but the secret ones. Commits may run meanwhile.
 func (s *Store) Backup(w io.Writer) error {
 	txn := s.reading()
 	defer txn.Discard()
-	return backup(txn, w)
+	return backup(txn, w, cluster.Record.Secret)
 }
 
-func backup(txn *badger.Txn, w io.Writer) error {
+// backup writes a copy of all records but those that are left out.
+func backup(txn *badger.Txn, w io.Writer, leaveOut func(cluster.Record) bool) error {
 	sum := crc32.New(castagnoli)
 	out := bufio.NewWriter(io.MultiWriter(w, sum))
 	out.WriteString(backupMagic)
 	err := viewed(txn, func(r cluster.Record) error {
+		if leaveOut(r) {
+			return nil
+		}
 		out.Write(binary.AppendUvarint(binary.AppendUvarint(nil, uint64(len(r.Key))), uint64(len(r.Value))))
 		out.WriteString(r.Key)
 		_, err := out.Write(r.Value)

@@ -16,6 +16,7 @@
 package trust
 
 import (
+	"cmp"
 	"crypto/subtle"
 	"errors"
 	"slices"
@@ -30,11 +31,19 @@ type Subject struct {
 }
 
 // String names the subject.
-func (s Subject) String() string {
+func (s Subject) String() string { return s.Word() + " " + s.Name + " (" + s.Role + ")" }
+
+// Word is "person" or "node".
+func (s Subject) Word() string {
 	if s.Person {
-		return "person " + s.Name + " (" + s.Role + ")"
+		return "person"
 	}
-	return "node " + s.Name + " (" + s.Role + ")"
+	return "node"
+}
+
+// Compare orders subjects: nodes first, by name and role.
+func (s Subject) Compare(other Subject) int {
+	return cmp.Or(cmp.Compare(s.Word(), other.Word()), cmp.Compare(s.Name, other.Name), cmp.Compare(s.Role, other.Role))
 }
 
 // Token lets one subject join, once. Its secret is nowhere in it.

@@ -7,6 +7,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"os"
@@ -22,10 +23,12 @@ import (
 
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/member"
+	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/pki"
 )
 
 // Globals are the flags that every command has.
@@ -36,6 +39,11 @@ type Globals struct {
 	Context string // of member.Contexts; empty: the current one
 	Timeout time.Duration
 	Format  Format
+
+	stale bool // a manager that does not lead may answer
+
+	Bundle string    // file of a support bundle that answers in place of the managers; empty: none
+	made   time.Time // when the bundle was made, once it is read
 
 	Stdout, Stderr io.Writer
 	Version        string                           // of this program
@@ -54,9 +62,10 @@ func (g *Globals) AddFlags(root *cobra.Command) {
 	f.StringVar(&g.TLS.Key, "tls-key", os.Getenv("WEFT_TLS_KEY"), "`file` of this program's private key [WEFT_TLS_KEY]")
 	f.BoolVar(&g.Plain, "insecure-plain-tcp", asksForPlain(os.Getenv("WEFT_INSECURE_PLAIN_TCP")), "speak plain TCP: whoever reaches the manager may do everything [WEFT_INSECURE_PLAIN_TCP]")
 	f.StringVar(&g.Context, "context", os.Getenv("WEFT_CONTEXT"), "`name` of the cluster to talk to, of \"weft context list\" [WEFT_CONTEXT]")
+	f.StringVar(&g.Bundle, "bundle", "", "answer from this `file` of \"weft support bundle\", for commands that only read")
 	f.DurationVar(&g.Timeout, "timeout", 0, "give up after this long; with 0, each call has 10s and waiting has no limit")
-	f.VarP(&g.Format, "output", "o", "`table`, json or yaml")
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	f.VarP(&g.Format, "output", "o", "`table`, wide, json or yaml")
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // asksForPlain reports whether a variable's text asks for plain TCP: "0" and "false" do not, and what
@@ -96,7 +105,11 @@ func (g *Globals) connected(run func(ctx context.Context, conn *managers.Conn, a
 			ctx, cancel = context.WithTimeout(ctx, g.Timeout)
 			defer cancel()
 		}
-		conn, err := g.dial(cmd, grpc.WithUnaryInterceptor(LimitCall))
+		call := LimitCall
+		if g.stale {
+			call = staleCall(g.Out())
+		}
+		conn, err := g.dial(cmd, grpc.WithUnaryInterceptor(call))
 		if err != nil {
 			return err
 		}
@@ -105,8 +118,62 @@ func (g *Globals) connected(run func(ctx context.Context, conn *managers.Conn, a
 	}
 }
 
+// Caller is a connection to the managers that lasts as long as a command runs, and as whom it calls.
+type Caller struct {
+	Conn     *managers.Conn
+	Managers string // their addresses
+	Who      access.Identity
+	Refresh  func(context.Context) // renews the credential if that is due
+}
+
+// CallForLong turns a function that uses the managers until it is interrupted into a RunE. Each call
+// has a limit; the whole has none.
+func (g *Globals) CallForLong(run func(ctx context.Context, caller Caller) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, _ []string) error {
+		if g.Timeout != 0 {
+			return UsageError{Err: fmt.Errorf("--timeout %v: %s runs until it is ended", g.Timeout, cmd.CommandPath()), Hint: "leave it out"}
+		}
+		addresses, files, err := g.asked(cmd)
+		if err != nil {
+			return UsageError{Err: err}
+		}
+		conn, err := g.dial(cmd, grpc.WithUnaryInterceptor(LimitCall))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return run(cmd.Context(), Caller{Conn: conn, Managers: addresses, Who: whoCalls(addresses, files), Refresh: func(ctx context.Context) {
+			if files.Identity != "" {
+				member.Refresh(ctx, addresses, files)
+			}
+		}})
+	}
+}
+
+// whoCalls is the identity that managers find in a credential. They decide by what they find, not by
+// this.
+func whoCalls(addresses string, files daemon.TLSFiles) access.Identity {
+	if files.Identity != "" {
+		if c, err := pki.ReadCredential(files.Identity); err == nil && c.Cert != nil {
+			return c.Identity()
+		}
+	}
+	if files.Cert != "" {
+		if pair, err := tls.LoadX509KeyPair(files.Cert, files.Key); err == nil {
+			return access.OfCertificate(pair.Leaf)
+		}
+	}
+	if strings.HasPrefix(addresses, daemon.Unix) {
+		return access.Identity{Kind: access.Local}
+	}
+	return access.Identity{Kind: access.Anonymous}
+}
+
 // dial connects to the managers that an operator's command calls.
 func (g *Globals) dial(cmd *cobra.Command, options ...grpc.DialOption) (*managers.Conn, error) {
+	if g.Bundle != "" {
+		return g.dialBundle(options...)
+	}
 	addresses, files, err := g.asked(cmd)
 	if err != nil {
 		return nil, UsageError{Err: err}
@@ -194,7 +261,14 @@ func LimitCall(ctx context.Context, method string, req, reply any, cc *grpc.Clie
 
 // Out is the output selected by the flags.
 func (g *Globals) Out() *Output {
-	return &Output{Format: g.Format, Stdout: g.Stdout, Stderr: g.Stderr, Now: time.Now}
+	o := &Output{Format: g.Format, Stdout: g.Stdout, Stderr: g.Stderr, Now: time.Now}
+	if g.Bundle != "" { // ages are those of its time
+		o.Now = func() time.Time { return g.made }
+	}
+	if o.Format == FormatWide {
+		o.Format, o.Wide = FormatTable, true
+	}
+	return o
 }
 
 // Group is a noun: a command that only groups its verbs.

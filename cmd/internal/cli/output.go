@@ -31,6 +31,7 @@ const (
 	FormatTable Format = "" // the default, also written "table"
 	FormatJSON  Format = "json"
 	FormatYAML  Format = "yaml"
+	FormatWide  Format = "wide" // a table with more columns, where a command has any
 )
 
 // String is the format as -o spells it.
@@ -46,10 +47,10 @@ func (f *Format) Set(s string) error {
 	switch s {
 	case "table":
 		*f = FormatTable
-	case "json", "yaml":
+	case "json", "yaml", "wide":
 		*f = Format(s)
 	default:
-		return fmt.Errorf("must be table, json or yaml")
+		return fmt.Errorf("must be table, wide, json or yaml")
 	}
 	return nil
 }
@@ -60,6 +61,7 @@ func (f *Format) Type() string { return "format" }
 // Output is where a command writes its results and messages.
 type Output struct {
 	Format         Format
+	Wide           bool // a table has more columns
 	Stdout, Stderr io.Writer
 	Now            func() time.Time // for ages
 }
@@ -85,6 +87,24 @@ func (o *Output) Print(m proto.Message, table func(io.Writer)) error {
 	w := &firstError{to: o.Stdout}
 	table(w)
 	return w.err
+}
+
+// PrintValue is Print for a value that is no message: programs get it as encoding/json writes it.
+func (o *Output) PrintValue(value any, table func(io.Writer)) error {
+	if o.Format == FormatTable {
+		w := &firstError{to: o.Stdout}
+		table(w)
+		return w.err
+	}
+	b, err := json.MarshalIndent(value, "", "  ")
+	if err == nil && o.Format == FormatYAML {
+		b, err = yaml.JSONToYAML(b)
+	}
+	if err != nil {
+		return fmt.Errorf("print as %s: %w", o.Format.String(), err)
+	}
+	_, err = fmt.Fprintln(o.Stdout, strings.TrimSuffix(string(b), "\n"))
+	return err
 }
 
 // firstError keeps the first error of a writer, so that code that prints a table need not check

@@ -83,11 +83,14 @@ func hostOf(at net.Addr) string {
 	return host
 }
 
-// bounded are the credentials of a server that keeps to its budgets.
+// bounded are the credentials of a server that keeps to its budgets. It closes a connection when the
+// certificate of its peer ends: by then the peer has a new one and connects again with that, and a
+// revocation of the old one is soon forgotten.
 type bounded struct {
 	credentials.TransportCredentials
 	usage   *usage
 	refused prometheus.Counter
+	now     func() time.Time
 }
 
 // ServerHandshake implements [credentials.TransportCredentials].
@@ -108,6 +111,9 @@ func (b bounded) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 	}
 	held := &heldConn{Conn: conn, give: give}
 	if info.Identity.Kind != access.Stranger {
+		if !info.Ends.IsZero() {
+			held.closeAfter(info.Ends.Sub(b.now()))
+		}
 		return held, info, nil
 	}
 	gone, err := b.usage.take("connections without a certificate", host, most.strangersOf, most.strangers)
@@ -115,12 +121,11 @@ func (b bounded) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		give()
 		return nil, nil, err
 	}
-	end := time.AfterFunc(most.stranger, func() { raw.Close() })
 	held.give = func() {
-		end.Stop()
 		gone()
 		give()
 	}
+	held.closeAfter(most.stranger)
 	return held, info, nil
 }
 
@@ -146,11 +151,20 @@ func (b bounded) Clone() credentials.TransportCredentials { return b }
 type heldConn struct {
 	net.Conn
 	give func()
+	end  *time.Timer // closes it; nil: nothing does
+}
+
+// closeAfter closes the connection after a time. Call it before the connection is used.
+func (c *heldConn) closeAfter(d time.Duration) {
+	c.end = time.AfterFunc(d, func() { c.Conn.Close() })
 }
 
 // Close implements [net.Conn].
 func (c *heldConn) Close() error {
 	defer c.give()
+	if c.end != nil {
+		c.end.Stop()
+	}
 	return c.Conn.Close()
 }
 

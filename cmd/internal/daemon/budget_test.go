@@ -33,12 +33,18 @@ var tight = budgets{
 // service.
 func closedServer(t *testing.T) (address string, member TLSFiles, m *Metrics) {
 	t.Helper()
+	return closedServerLater(t, 0)
+}
+
+// closedServerLater is closedServer some time after it has got its certificate.
+func closedServerLater(t *testing.T, later time.Duration) (address string, member TLSFiles, m *Metrics) {
+	t.Helper()
 	cluster := block.ClusterID{UUID: block.UUID{1}}
 	keys, err := pki.CreateKeyring(filepath.Join(t.TempDir(), "keys"), cluster, "m1", time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := TLSFiles{Identity: keys.Identity()}
+	files := TLSFiles{Identity: keys.Identity(), Now: func() time.Time { return time.Now().Add(later) }}
 	m = NewMetrics()
 	server, err := newServer(files, m, access.Guard{Cluster: cluster}, tight)
 	if err != nil {
@@ -194,5 +200,32 @@ func TestLongMessagesAreRefused(t *testing.T) {
 	_, err = pb.NewIdentitiesClient(conn).Join(t.Context(), &pb.JoinRequest{Proof: make([]byte, 5<<20)}, grpc.MaxCallSendMsgSize(8<<20))
 	if status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a message of 5 MiB: %v", err)
+	}
+}
+
+// A connection is closed when the certificate of its peer ends: who gets no other one is out then.
+func TestAConnectionDoesNotOutlastItsCertificate(t *testing.T) {
+	for what, left := range map[string]time.Duration{"ends soon": 3 * time.Second, "ends later": time.Hour} {
+		address, member, _ := closedServerLater(t, pki.Life-left)
+		conn, err := Dial(address, member)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		// Ended by hand: the server knows of a deadline, and may end the call before this end does.
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		time.AfterFunc(6*time.Second, cancel)
+		stream, err := grpc_health_v1.NewHealthClient(conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if err != nil {
+			t.Fatalf("a certificate that %s: %v", what, err)
+		}
+		_, err = stream.Recv()
+		if stays := ctx.Err() != nil; stays != (left == time.Hour) {
+			t.Errorf("a certificate that %s: the connection stays: %v, %v", what, stays, err)
+		}
 	}
 }

@@ -80,6 +80,9 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 		return nil, fmt.Errorf("manager address %q: must be host:port, or %s/path of a socket", address, Unix)
 	}
 	if strings.HasPrefix(address, Unix) { // its file says who may open it
+		if files.Held != nil { // a user of this machine may do more than its holder
+			return nil, fmt.Errorf("manager address %q: a socket takes no credential", address)
+		}
 		files = TLSFiles{}
 	}
 	creds, err := files.transport(TLSFiles.client)
@@ -95,6 +98,10 @@ func dial(address string, files TLSFiles, options []grpc.DialOption) (*grpc.Clie
 			}
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
+		// gRPC would look for a service config in DNS (TXT records) before it connects. There is none, and a
+		// DNS server that does not answer would delay each connection by seconds, also to a name in the
+		// hosts file.
+		grpc.WithDisableServiceConfig(),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: clientPingEvery, Timeout: pingTimeout, PermitWithoutStream: true}),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -123,7 +130,7 @@ func newServer(files TLSFiles, m *Metrics, guard access.Guard, most budgets) (*g
 	}
 	usage := newUsage(most)
 	server := grpc.NewServer(
-		grpc.Creds(bounded{creds, usage, m.handshakes}),
+		grpc.Creds(bounded{creds, usage, m.handshakes, files.now()}),
 		grpc.ConnectionTimeout(most.handshake),
 		grpc.InTapHandle(usage.call),
 		grpc.MaxHeaderListSize(headersMost),

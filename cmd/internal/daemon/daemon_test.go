@@ -218,7 +218,7 @@ func TestServerAnswersAndCounts(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- m.Serve(discard, listener).Run(ctx) }()
+	go func() { done <- ServeHTTP(discard, "metrics", listener, m.routes(Readers{})).Run(ctx) }()
 	reply, err := http.Get("http://" + listener.Addr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 // ServeHTTP is a part that answers HTTP requests on a listener until it is stopped.
 func ServeHTTP(log *slog.Logger, name string, listener net.Listener, handler http.Handler) Part {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	return Part{Name: name, Run: func(ctx context.Context) error {
 		log.Info("serving HTTP", "part", name, "address", listener.Addr().String())
 		defer context.AfterFunc(ctx, func() { server.Close() })()

@@ -15,6 +15,8 @@ type Options struct {
 	LogFormat     string
 	LogLevel      string
 	MetricsListen string
+
+	Recent *Recent // the newest lines of the log; set by Logger
 }
 
 // AddFlags declares the flags of o on a daemon's command.
@@ -22,7 +24,7 @@ func (o *Options) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.LogFormat, "log-format", "text", "`format` of the log on stderr: text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "lowest `level` that is logged: debug, info, warn or error")
-	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on, such as :9480; off if not given")
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on: 9480 for this machine alone, :9480 over TLS for everyone with a certificate of the cluster; off if not given")
 }
 
 // Logger returns a logger to w as the flags say.
@@ -31,6 +33,8 @@ func (o *Options) Logger(w io.Writer) (*slog.Logger, error) {
 	if err := level.UnmarshalText([]byte(o.LogLevel)); err != nil {
 		return nil, fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.LogLevel)
 	}
+	o.Recent = &Recent{}
+	w = io.MultiWriter(w, o.Recent)
 	options := &slog.HandlerOptions{Level: level}
 	switch o.LogFormat {
 	case "text":

@@ -28,12 +28,20 @@ type TLSFiles struct {
 	Key  string
 
 	Identity string           // a credential of proto/pki; the others are empty then
-	Joining  *pki.Token       // of a client that has no credential yet
+	Joining  Joining          // of a client that has no credential yet
+	Held     *pki.Credential  // of a client, in memory alone; it is shown to no socket
 	Now      func() time.Time // for certificates; nil means time.Now
 }
 
+// Joining says which managers a client that has no credential yet may show a secret to.
+type Joining interface {
+	Client(now func() time.Time) *tls.Config
+}
+
 // Off reports whether there is no TLS.
-func (f TLSFiles) Off() bool { return f.CA+f.Cert+f.Key+f.Identity == "" && f.Joining == nil }
+func (f TLSFiles) Off() bool {
+	return f.CA+f.Cert+f.Key+f.Identity == "" && f.Joining == nil && f.Held == nil
+}
 
 func (f TLSFiles) now() func() time.Time {
 	if f.Now == nil {
@@ -47,6 +55,9 @@ func (f TLSFiles) now() func() time.Time {
 func (f TLSFiles) client() (*tls.Config, error) {
 	if f.Joining != nil {
 		return f.Joining.Client(f.now()), nil
+	}
+	if f.Held != nil {
+		return f.Held.Client(f.now()), nil
 	}
 	if f.Identity != "" {
 		c, err := f.credential()
@@ -112,11 +123,12 @@ func (f TLSFiles) credential() (*pki.Credential, error) {
 }
 
 // peer is who is at the other end of a server's connection.
-func (f TLSFiles) peer(state tls.ConnectionState) access.Identity {
-	if f.Identity != "" {
+func (f TLSFiles) peer(state tls.ConnectionState) access.AuthInfo {
+	if f.Identity != "" || len(state.PeerCertificates) == 0 {
 		return pki.Peer(state)
 	}
-	return access.OfCertificate(state.PeerCertificates[0])
+	cert := state.PeerCertificates[0]
+	return access.AuthInfo{Identity: access.OfCertificate(cert), Ends: cert.NotAfter}
 }
 
 func (f TLSFiles) roots() (*x509.CertPool, error) {
@@ -172,7 +184,7 @@ func authInfo(who access.Identity, level credentials.SecurityLevel) access.AuthI
 }
 
 // reloading reads the files for every handshake, so that certificates can be renewed while the
-// daemon runs. Existing connections are not affected.
+// daemon runs. Existing connections are not affected, until their certificate ends: see bounded.
 type reloading struct{ files TLSFiles }
 
 func (r reloading) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -196,7 +208,9 @@ func (r reloading) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 		return nil, nil, err
 	}
 	state := info.(credentials.TLSInfo).State
-	return secure, authInfo(r.files.peer(state), credentials.PrivacyAndIntegrity), nil
+	peer := r.files.peer(state)
+	peer.SecurityLevel = credentials.PrivacyAndIntegrity
+	return secure, peer, nil
 }
 
 func (r reloading) Info() credentials.ProtocolInfo {

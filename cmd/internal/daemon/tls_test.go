@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/pki"
 )
 
 // authority signs certificates for 127.0.0.1.
@@ -123,5 +124,16 @@ func TestMissingFilesAreRefusedAtTheStart(t *testing.T) {
 	}
 	if _, err := Dial("127.0.0.1:1", files); err == nil {
 		t.Error("Dial without its key succeeded")
+	}
+}
+
+func TestAHeldCredentialIsShownToNoSocket(t *testing.T) {
+	held, err := pki.NewCredential()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := DialOne("unix:/run/weft.socket", TLSFiles{Held: held}); err == nil {
+		conn.Close()
+		t.Error("a socket is opened for a person who may do less than its users")
 	}
 }

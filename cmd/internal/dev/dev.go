@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/support"
 )
 
 type options struct {
@@ -40,11 +41,12 @@ type options struct {
 	driveSize string
 	device    string // the kind of device that shows volumes
 	logLevel  string
+	diagnose  func() []byte // what weft doctor prints here, for support bundles
 }
 
-// New makes the command.
-func New(g *cli.Globals) *cobra.Command {
-	var o options
+// New makes the command. Diagnose returns what weft doctor prints.
+func New(g *cli.Globals, diagnose func() []byte) *cobra.Command {
+	o := options{diagnose: diagnose}
 	cmd := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a complete cluster in one process, to try Weft on this machine",
@@ -103,6 +105,7 @@ type cluster struct {
 	dir     *directory
 	node    block.NodeName // the initiator's name
 	log     *slog.Logger
+	recent  *daemon.Recent
 	out     *cli.Output
 	manager string // its address, or the addresses of several
 	conn    *managers.Conn
@@ -158,7 +161,8 @@ func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr err
 		return err
 	}
 	defer file.Close()
-	log, err := (&daemon.Options{LogFormat: "text", LogLevel: o.logLevel}).Logger(file)
+	logging := daemon.Options{LogFormat: "text", LogLevel: o.logLevel}
+	log, err := logging.Logger(file)
 	if err != nil {
 		return cli.UsageError{Err: err}
 	}
@@ -169,7 +173,7 @@ func withCluster(o options, g *cli.Globals, do func(*cluster) error) (retErr err
 	if free, err := freeSpace(path); err == nil && free < spaceReserve {
 		return fmt.Errorf("%s: %v is free there: `weft dev` needs %v at least", path, free, spaceReserve)
 	}
-	d := &cluster{options: o, dir: dir, node: block.NodeName(name), log: log, out: g.Out(), started: started}
+	d := &cluster{options: o, dir: dir, node: block.NodeName(name), log: log, recent: logging.Recent, out: g.Out(), started: started}
 	if dir.managers() > 1 {
 		d.several = &managerSet{dir: dir, log: log, level: o.logLevel, file: file, tell: d.tell, running: map[string]*runningManager{}}
 	}
@@ -209,7 +213,7 @@ func (d *cluster) run(ctx context.Context) error {
 	}
 	others := func() ([]daemon.Part, error) { return d.others(stop) }
 	if d.several == nil {
-		c := manager.Config{DataDir: d.dir.store(0), Version: d.dir.version}
+		c := manager.Config{Options: daemon.Options{Recent: d.recent}, DataDir: d.dir.store(0), Version: d.dir.version}
 		return c.Serve(ctx, listener, d.log, others)
 	}
 	parts, err := others()
@@ -246,7 +250,16 @@ func (d *cluster) open(here bool) (listener net.Listener, done func(), err error
 		return nil, nil, errors.Join(err, closeListener())
 	}
 	d.targets = newTargetSet(d.dir, pb.NewAgentsClient(d.conn), d.log, &spaceGuard{dir: d.dir.path, tell: d.tell})
+	d.targets.support = d.support
 	return listener, func() { d.conn.Close(); _ = closeListener() }, nil // the server has closed it
+}
+
+// support is what the agents tell in support bundles.
+func (d *cluster) support(context.Context) []support.File {
+	return []support.File{
+		{Name: "doctor.txt", Data: d.options.diagnose()},
+		{Name: "log.txt", Missing: "weft dev has one log for all its parts: " + d.dir.in("log")},
+	}
 }
 
 // listen opens the manager's socket, or the address that was asked for.

@@ -72,7 +72,7 @@ func (d *cluster) initiator() (daemon.Part, error) {
 	config := initiator.Config{
 		Node: d.node, Version: d.dir.version, Kernel: release, Manager: pb.NewAgentsClient(d.conn),
 		StateDir: d.dir.in("initiator"), RunDir: d.dir.runDir(), Log: d.log.With("initiator", d.node),
-		Datapath: initiator.User, Dial: d.dir.dialTarget,
+		Datapath: initiator.User, Dial: d.dir.dialTarget, Support: d.support,
 	}
 	abilities := blockdev.Probe()
 	kind, none, err := chooseDevice(d.options.device, abilities)

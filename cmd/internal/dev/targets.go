@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/support"
 	"weft.dev/weft/target"
 )
 
@@ -25,6 +26,7 @@ type targetSet struct {
 	manager pb.AgentsClient
 	log     *slog.Logger
 	space   *spaceGuard
+	support func(context.Context) []support.File
 
 	mu      sync.Mutex
 	ctx     context.Context //nolint:containedctx // of Run, for targets that are started later; nil before and after
@@ -89,7 +91,7 @@ func (t *targetSet) start(name block.NodeName) error {
 	}
 	log := t.log.With("target", name)
 	agent, err := target.New(target.Config{
-		Node: name, Portals: []block.Portal{t.dir.portal(name)}, Listen: t.dir.listenAt, Manager: t.manager, Version: t.dir.version, Log: log,
+		Node: name, Portals: []block.Portal{t.dir.portal(name)}, Listen: t.dir.listenAt, Manager: t.manager, Version: t.dir.version, Log: log, Support: t.support,
 		Datapath: target.User, Files: []string{t.dir.in(d.Drive)}, FilesOnly: true, Newest: t.dir.in(d.Drive + ".newest"),
 		Medium: func(_ string, drive block.Device) block.Device { return &guardedDrive{drive, t.space} },
 	})

@@ -25,7 +25,9 @@ package gpu
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 )
 
 // Machine describes the parts of a machine that GPU storage depends on.
@@ -137,8 +139,8 @@ type NIC struct {
 	Function
 	Interfaces []string `json:"interfaces"`
 	RDMA       []string `json:"rdma_devices"`
-	Gbits      int      `json:"gbits"` // of the network; 0 if there is no link
-	Networks   []string `json:"networks"`
+	Gbits      int      `json:"gbits"`    // of the network; 0 if there is no link
+	Networks   []string `json:"networks"` // to which routes lead through it
 }
 
 // Name is the NIC's name for people.
@@ -266,4 +268,34 @@ func (m Machine) Nearest(g GPU) []NIC {
 	all := slices.Clone(m.NICs)
 	slices.SortStableFunc(all, func(a, b NIC) int { return distance(g.Function, a.Function) - distance(g.Function, b.Function) })
 	return all
+}
+
+// NetworksNear are the networks of the cards that are nearest to a GPU, which is named by its number or
+// its PCI address.
+func (m Machine) NetworksNear(gpu string) (near []netip.Prefix, err error) {
+	i := slices.IndexFunc(m.GPUs, func(g GPU) bool { return g.Address == gpu })
+	if n, err := strconv.Atoi(gpu); err == nil && n >= 0 && n < len(m.GPUs) {
+		i = n
+	}
+	if i < 0 {
+		return nil, fmt.Errorf("GPU %s: this machine has %d GPUs, and not that one", gpu, len(m.GPUs))
+	}
+	g, nics := m.GPUs[i], m.Nearest(m.GPUs[i])
+	if len(nics) == 0 {
+		return nil, fmt.Errorf("GPU %s: this machine has no network card", gpu)
+	}
+	for _, n := range nics {
+		if Near(g.Function, n.Function) != Near(g.Function, nics[0].Function) {
+			break
+		}
+		for _, text := range n.Networks {
+			if network, err := netip.ParsePrefix(text); err == nil {
+				near = append(near, network)
+			}
+		}
+	}
+	if len(near) == 0 {
+		return nil, fmt.Errorf("GPU %s: no route leads through the card nearest to it, %s", gpu, nics[0].Name())
+	}
+	return near, nil
 }

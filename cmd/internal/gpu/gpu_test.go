@@ -5,6 +5,7 @@ package gpu
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -221,6 +222,24 @@ func TestNearestFirst(t *testing.T) {
 		got := m.Nearest(m.GPUs[i])
 		if got[0].Name() != want[0] || got[1].Name() != want[1] || len(got) != 5 {
 			t.Errorf("nearest to GPU %d: %v, want %v first", i, got, want)
+		}
+	}
+}
+
+// The networks of the nearest cards, not of all; a card without a network is no reason to take a far
+// one.
+func TestNetworksNearToAGPU(t *testing.T) {
+	for _, c := range []struct{ tree, gpu, want, err string }{
+		{"weft", "0", "[203.0.113.0/24]", ""},
+		{"weft", "0000:9a:00.0", "[203.0.113.0/24]", ""},
+		{"epyc", "0", "[198.51.100.0/24]", ""},
+		{"weft", "1", "[]", "this machine has 1 GPUs"},
+		{"dgx", "0", "[]", "no route leads through the card nearest to it, mlx5_0"},
+		{"nogpu", "0", "[]", "this machine has 0 GPUs"},
+	} {
+		got, err := read(t, tree(t, c.tree, nil), "").NetworksNear(c.gpu)
+		if fmt.Sprint(got) != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("networks near to GPU %s of %s: %v, %v; want %s, %q", c.gpu, c.tree, got, err, c.want, c.err)
 		}
 	}
 }

@@ -198,9 +198,8 @@ func (w walker) nicTo(address string) string {
 
 // route is a line of the kernel's routing table.
 type route struct {
-	to        netip.Prefix
-	device    string
-	connected bool
+	to     netip.Prefix
+	device string
 }
 
 // via is the interface that leads to an address.
@@ -215,7 +214,7 @@ func via(routes []route, to netip.Addr) (device string) {
 }
 
 // routes reads the main routing tables as far as they are of network cards, and gives each card its
-// networks.
+// networks: those to which a route leads through it, without the default route.
 func (r *reader) routes(nics []NIC) (all []route) {
 	of := map[string]*NIC{}
 	for i := range nics {
@@ -242,7 +241,7 @@ func (r *reader) routes(nics []NIC) (all []route) {
 		return !to.to.IsValid() || at.IsMulticast() || at.IsLinkLocalUnicast() || at.Is6() && to.to.Bits() == 128
 	})
 	for _, to := range all {
-		if n := of[to.device]; to.connected && !slices.Contains(n.Networks, to.to.String()) {
+		if n := of[to.device]; to.to.Bits() > 0 && !slices.Contains(n.Networks, to.to.String()) {
 			n.Networks = append(n.Networks, to.to.String())
 		}
 	}
@@ -266,7 +265,7 @@ func route4(f []string) route {
 	for ; mask != 0; mask &= mask - 1 {
 		bits++
 	}
-	return route{netip.PrefixFrom(netip.AddrFrom4(at), bits), f[0], f[2] == "00000000"}
+	return route{netip.PrefixFrom(netip.AddrFrom4(at), bits), f[0]}
 }
 
 // route6 reads destination, length, source, length, next hop, metric, references, uses, flags, device.
@@ -277,5 +276,5 @@ func route6(f []string) route {
 	if err1 != nil || err2 != nil || !ok {
 		return route{}
 	}
-	return route{netip.PrefixFrom(at, int(bits)), f[9], strings.Trim(f[4], "0") == ""}
+	return route{netip.PrefixFrom(at, int(bits)), f[9]}
 }

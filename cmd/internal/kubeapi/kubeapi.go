@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi reads a Node object from Kubernetes' API and posts events of
-// PersistentVolumeClaims, as a pod. Weft's own programs need no more of Kubernetes; a client
+// Package kubeapi asks Kubernetes' API, as a pod: it reads a Node object, posts events of
+// PersistentVolumeClaims, asks whose token somebody shows, and publishes a value in a ConfigMap. Weft's
+// own programs need no more of Kubernetes; a client
 // library would be larger than they are.
 package kubeapi
 
@@ -163,7 +164,10 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, to 
 	}
 	request.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	request.Header.Set("Accept", "application/json")
-	if body != nil {
+	switch {
+	case method == http.MethodPatch:
+		request.Header.Set("Content-Type", "application/merge-patch+json")
+	case body != nil:
 		request.Header.Set("Content-Type", "application/json")
 	}
 	answer, err := c.http.Do(request)

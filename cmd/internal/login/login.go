@@ -21,11 +21,12 @@ import (
 	"weft.dev/weft/volmgr"
 )
 
-// Commands are "weft token", "weft ca", "weft login", "weft context" and
+// Commands are "weft token", "weft access", "weft ca", "weft login", "weft context" and
 // "weft audit".
 func Commands(g *cli.Globals, defaultDataDir string) []*cobra.Command {
 	return []*cobra.Command{
 		cli.Group("token", "Let nodes and people join the cluster", newTokenCreate(g), newTokenList(g), newTokenDelete(g)),
+		cli.Group("access", "Who has joined the cluster", newAccessList(g), newAccessRevoke(g)),
 		cli.Group("ca", "The authority that signs the cluster's certificates", newCAList(g), newCARotate(g), newCAInit(g, defaultDataDir)),
 		newLogin(g),
 		cli.Group("context", "The clusters that you are logged in to", newContextList(g), newContextUse(g), newContextDelete(g)),
@@ -114,9 +115,10 @@ func newTokenList(g *cli.Globals) *cobra.Command {
 
 func newTokenDelete(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
-		Use:     "delete ID",
-		Short:   "Make a token useless",
-		Long:    "Make a token useless. A member that has joined with it stays one.",
+		Use:   "delete ID",
+		Short: "Make a token useless",
+		Long: `Make a token useless. Who has joined with it stays a member; to shut it out, use
+"weft access revoke".`,
 		Example: "  weft token delete 5f1c0de5a2b94c11",
 		Args:    cli.Takes("ID"),
 		RunE: g.CallIdentities(func(ctx context.Context, api pb.IdentitiesClient, args []string, out *cli.Output) error {
@@ -247,7 +249,7 @@ You can be logged in to several clusters: "weft context use" chooses one.`,
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "default", "`name` of the context")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`file` with the token")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`file` with the token; - for standard input")
 	return cmd
 }
 

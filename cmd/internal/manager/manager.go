@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -27,20 +28,23 @@ import (
 
 // Config is the configuration of a manager.
 type Config struct {
-	daemon.Options        // only the metrics options are used
+	daemon.Options        // only the metrics options and Recent are used
 	DataDir        string // of the store
 	Version        string // of this program
 	TLS            daemon.TLSFiles
+	Plain          bool          // --insecure-plain-tcp
 	ReplaceAfter   time.Duration // see volmgr.Config
 	Address        string        // where others reach this manager; empty means the listener's
 	Keys           *pki.Keyring  // the cluster's own authorities; TLS then names its credential
-	Socket         string        // where users of this machine reach this manager, too; empty: nowhere
+	Vouch          volmgr.Voucher
+	Publish        func(ctx context.Context, authorities string) error // for pods that join; nil: they are not published
+	Socket         string                                              // where users of this machine reach this manager, too; empty: nowhere
 }
 
 // Serve runs a manager on a listener until ctx ends. It also runs the parts that more returns, if
 // more is not nil: they rely on the manager and stop before it.
 func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, Keys: c.Keys, Quorum: &volmgr.Quorum{
+	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, Keys: c.Keys, Vouch: c.Vouch, Recent: c.recent(), Quorum: &volmgr.Quorum{
 		Address: cmp.Or(c.Address, addressOf(listener)),
 		Dial:    func(address string) (*grpc.ClientConn, error) { return daemon.DialOne(address, c.TLS) },
 	}})
@@ -64,17 +68,26 @@ func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logg
 	return daemon.Run(ctx, log, parts...)
 }
 
+// recent returns what returns the newest lines of the log; nil if nobody keeps them.
+func (c Config) recent() func() []byte {
+	if c.Options.Recent == nil {
+		return nil
+	}
+	return c.Options.Recent.Lines
+}
+
 // parts returns the loop and everything that uses it, which stops before the loop.
 func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger) ([]daemon.Part, error) {
 	metrics := daemon.NewMetrics()
-	server, err := daemon.NewServer(c.TLS, metrics, access.Guard{Cluster: m.ClusterID(), Refused: m.Refused})
+	metrics.ShowCertificate(c.TLS)
+	server, err := daemon.NewServer(c.TLS, metrics, m.Guard())
 	if err != nil {
 		return nil, cli.UsageError{Err: err}
 	}
 	m.Register(server)
 	metrics.Alive = m.Alive
 	parts := []daemon.Part{{Name: "manager", Run: m.Run}}
-	measured, err := daemon.ServeMetrics(c.Options, log, metrics, m)
+	measured, err := daemon.ServeMetrics(c.Options, log, metrics, m, daemon.Readers{TLS: c.TLS, Plain: c.Plain, Guard: m.Guard()})
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +101,33 @@ func (c Config) parts(m *volmgr.Manager, listener net.Listener, log *slog.Logger
 	if watchdog, ok := daemon.Watchdog(log, m.Alive); ok {
 		parts = append(parts, watchdog)
 	}
+	if c.Publish != nil {
+		parts = append(parts, daemon.Part{Name: "authority", Run: func(ctx context.Context) error { return c.publishing(ctx, m, log) }})
+	}
 	return append(parts, handOver(m, log)), nil
+}
+
+// publishEvery is how often the published authorities are compared with the records.
+const publishEvery = 30 * time.Second
+
+// publishing publishes the authorities that members trust, while this manager leads.
+func (c Config) publishing(ctx context.Context, m *volmgr.Manager, log *slog.Logger) error {
+	tick := time.NewTicker(publishEvery)
+	defer tick.Stop()
+	for {
+		all, err := m.Authorities(ctx)
+		if err == nil {
+			err = c.Publish(ctx, strings.Join(all, "\n"))
+		}
+		if err != nil && ctx.Err() == nil && !errors.Is(err, volmgr.ErrNotLeading) {
+			log.Warn("publish the authority", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // socketMost is how long a socket's path may be.

@@ -3,21 +3,25 @@
 // Package member makes a program a member of a cluster, and keeps it one.
 //
 //	Join      shows a token to a manager, and keeps the credential that it gets
+//	JoinHeld  is Join for a browser, whose credential is in memory
 //	Enter     is Join for an agent: once, and as long as no manager answers
 //	Renewing  renews the credential when two thirds of its life have passed
 //	Contexts  are the clusters that a person is logged in to
 //
-// Secrets are in files alone: the token in one that is named, the key in one that only its owner
+// Other secrets are in files alone: the token in one that is named, the key in one that only its owner
 // reads. Neither is in an argument, in the environment or in a log.
 package member
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -35,6 +39,37 @@ const callTimeout = 10 * time.Second
 // Join shows a token to the managers, and writes the credential that it gets to path. The key is
 // written before the token is used, so that a join whose answer was lost can be repeated.
 func Join(ctx context.Context, managers string, token pki.Token, path string) (*pki.Credential, error) {
+	return join(ctx, managers, token, path, shown(token))
+}
+
+// Files of a directory in which Kubernetes gives a pod what it joins with.
+const (
+	AccountDir    = "/var/run/secrets/weft.dev"
+	accountToken  = "token"     // of the pod's service account, for the audience of --trust-kubernetes
+	authorityFile = "authority" // hashes of the cluster's authorities: see --publish-authority
+)
+
+// joinAsAccount is Join with the token of a pod's service account.
+func joinAsAccount(ctx context.Context, managers, dir string, role access.Role, path string) (*pki.Credential, error) {
+	text, err := os.ReadFile(filepath.Join(dir, authorityFile))
+	if errors.Is(err, fs.ErrNotExist) { // the cluster is being made
+		return nil, status.Errorf(codes.Unavailable, "no authority of the cluster is published in %s yet", filepath.Join(dir, authorityFile))
+	}
+	if err != nil {
+		return nil, err
+	}
+	pins, err := pki.ParsePins(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, authorityFile), err)
+	}
+	token, err := os.ReadFile(filepath.Join(dir, accountToken)) // each time: the kubelet renews it
+	if err != nil {
+		return nil, err
+	}
+	return join(ctx, managers, pins, path, &pb.JoinRequest{AccountToken: bytes.TrimSpace(token), Role: string(role)})
+}
+
+func join(ctx context.Context, managers string, to daemon.Joining, path string, request *pb.JoinRequest) (*pki.Credential, error) {
 	pending := path + ".joining"
 	c, err := pki.ReadCredential(pending)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -45,9 +80,7 @@ func Join(ctx context.Context, managers string, token pki.Token, path string) (*
 	if err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
-	got, err := ask(ctx, managers, daemon.TLSFiles{Joining: &token}, c, func(ctx context.Context, api pb.IdentitiesClient, request []byte) (*pb.Credentials, error) {
-		return api.Join(ctx, &pb.JoinRequest{TokenId: token.ID, Proof: token.Proof(), CertificateRequest: request})
-	})
+	got, err := ask(ctx, managers, daemon.TLSFiles{Joining: to}, c, joining(request))
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +88,29 @@ func Join(ctx context.Context, managers string, token pki.Token, path string) (*
 		return nil, fmt.Errorf("join: %w", err)
 	}
 	return got, os.Remove(pending)
+}
+
+// JoinHeld is Join with a credential that is kept in memory alone. If the answer is lost, the token is
+// of no use any more.
+func JoinHeld(ctx context.Context, managers string, token pki.Token) (*pki.Credential, error) {
+	c, err := pki.NewCredential()
+	if err != nil {
+		return nil, err
+	}
+	return ask(ctx, managers, daemon.TLSFiles{Joining: token}, c, joining(shown(token)))
+}
+
+// joining is the call that shows what somebody joins with.
+func joining(with *pb.JoinRequest) func(context.Context, pb.IdentitiesClient, []byte) (*pb.Credentials, error) {
+	return func(ctx context.Context, api pb.IdentitiesClient, request []byte) (*pb.Credentials, error) {
+		with.CertificateRequest = request
+		return api.Join(ctx, with)
+	}
+}
+
+// shown is a request to join with a token.
+func shown(token pki.Token) *pb.JoinRequest {
+	return &pb.JoinRequest{TokenId: token.ID, Proof: token.Proof()}
 }
 
 // Renew gets another certificate, for a new key, and replaces the credential at files.Identity.
@@ -96,7 +152,8 @@ func ask(ctx context.Context, managers string, files daemon.TLSFiles, c *pki.Cre
 type Entry struct {
 	Managers  string // addresses, separated by commas
 	Path      string // of the credential
-	TokenFile string // empty: none was given
+	TokenFile string // empty: none was given; or Kubernetes
+	Account   string // the directory of the pod's account, with Kubernetes; empty: AccountDir
 	Role      access.Role
 	Node      string
 	Log       *slog.Logger
@@ -120,26 +177,40 @@ func (e Entry) Enter(ctx context.Context) (files daemon.TLSFiles, err error) {
 	case e.TokenFile == "":
 		return files, ErrNoIdentity
 	}
-	token, err := pki.ReadToken(e.TokenFile)
+	with, way, err := e.way()
 	if err != nil {
 		return files, fmt.Errorf("--join: %w", err)
 	}
-	if c, err = e.join(ctx, token); err != nil {
+	if c, err = e.join(ctx, with, way); err != nil {
 		return files, err
 	}
 	e.Log.Info("joined the cluster", "as", c.Identity().String(), "until", c.Cert.NotAfter)
 	return files, e.fits(c)
 }
 
-// join is Join, as long as no manager answers.
-func (e Entry) join(ctx context.Context, token pki.Token) (*pki.Credential, error) {
+// Kubernetes stands for a file with a token: the agent joins as the pod that it runs in.
+const Kubernetes = "kubernetes"
+
+// way returns how the agent joins, in words and in deed.
+func (e Entry) way() (with string, join func(context.Context) (*pki.Credential, error), err error) {
+	if e.TokenFile == Kubernetes {
+		return "the pod's service account", func(ctx context.Context) (*pki.Credential, error) {
+			return joinAsAccount(ctx, e.Managers, cmp.Or(e.Account, AccountDir), e.Role, e.Path)
+		}, nil
+	}
+	token, err := pki.ReadToken(e.TokenFile)
+	return token.String(), func(ctx context.Context) (*pki.Credential, error) { return Join(ctx, e.Managers, token, e.Path) }, err
+}
+
+// join joins, as long as no manager answers.
+func (e Entry) join(ctx context.Context, with string, way func(context.Context) (*pki.Credential, error)) (*pki.Credential, error) {
 	for said := ""; ; {
-		c, err := Join(ctx, e.Managers, token, e.Path)
+		c, err := way(ctx)
 		if err == nil {
 			return c, nil
 		}
 		if !later(err) || ctx.Err() != nil {
-			return nil, fmt.Errorf("join with %v: %w", token, err)
+			return nil, fmt.Errorf("join with %s: %w", with, err)
 		}
 		if err.Error() != said {
 			said = err.Error()

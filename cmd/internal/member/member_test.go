@@ -9,9 +9,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/access"
@@ -30,6 +35,7 @@ type closed struct {
 	cluster block.ClusterID
 	early   *pki.Keyring // as it was then
 	address string
+	vouch   volmgr.Voucher
 }
 
 const daysAgo = 5 * 24 * time.Hour
@@ -49,7 +55,7 @@ func newClosed(t *testing.T) *closed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := volmgr.New(volmgr.Config{Dir: dir, Keys: keys})
+	m, err := volmgr.New(volmgr.Config{Dir: dir, Keys: keys, Vouch: func(ctx context.Context, token string) (string, []access.Role, error) { return c.vouch(ctx, token) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +103,7 @@ func (c *closed) joinedThen(who access.Identity) daemon.TLSFiles {
 		c.t.Fatal(err)
 	}
 	authority := c.early.Authorities()[0]
-	cert, err := c.early.Issue(pki.Hash(authority), who, request)
+	cert, err := c.early.Issue(pki.Hash(authority), who, request, time.Now().Add(-daysAgo))
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -165,6 +171,55 @@ func TestACertificateIsRenewedWithoutARestart(t *testing.T) {
 	defer again.Close()
 	if err := errors.Join(c.status(conn), c.status(again)); err != nil {
 		t.Errorf("after the renewal: %v", err)
+	}
+}
+
+// A pod joins as the node that it runs on, when the cluster's authority has been published. It shows
+// its token to no manager of another cluster, and joins as no other node.
+func TestAPodJoinsAsItsNode(t *testing.T) {
+	c := newClosed(t)
+	var asked atomic.Int32
+	c.vouch = func(_ context.Context, token string) (string, []access.Role, error) {
+		if asked.Add(1); token != "of the pod" {
+			return "", nil, volmgr.ErrNotVouched
+		}
+		return "n1", []access.Role{access.Target}, nil
+	}
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	enter := func(node string, role access.Role) error {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := Entry{Managers: c.address, Path: filepath.Join(t.TempDir(), "identity.pem"), TokenFile: Kubernetes, Account: dir, Role: role, Node: node, Log: quiet}.Enter(ctx)
+		return err
+	}
+	write("token", "of the pod\n")
+	if err := enter("n1", access.Target); err == nil || asked.Load() > 0 {
+		t.Errorf("before the authority is published: %v, and the token was shown %d times", err, asked.Load())
+	}
+	write("authority", strings.Repeat("0", 64))
+	if err := enter("n1", access.Target); err == nil || asked.Load() > 0 {
+		t.Errorf("with the authority of another cluster: %v, and the token was shown %d times", err, asked.Load())
+	}
+	write("authority", strings.Repeat("0", 64)+"\n"+pki.Hash(c.early.Authorities()[0])+"\n")
+	if err := enter("n1", access.Target); err != nil {
+		t.Errorf("as its node: %v", err)
+	}
+	if err := enter("n2", access.Target); err == nil || !strings.Contains(err.Error(), "is of node n1 (target)") {
+		t.Errorf("as another node: %v", err)
+	}
+	if err := enter("n1", access.Initiator); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("in a role that its account has not: %v", err)
+	}
+	write("token", "of another pod")
+	if err := enter("n1", access.Target); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("with a token that Kubernetes does not accept: %v", err)
 	}
 }
 

@@ -41,22 +41,27 @@ func (l *life) choose(n int) (chosen []fault) {
 // any returns one of all faults.
 func (l *life) any() fault {
 	target := l.Targets[l.rand.IntN(len(l.Targets))]
+	managers := l.rand.Perm(len(l.Managers))
+	first, second := l.Managers[managers[0]], l.Managers[managers[1]]
 	all := []func() fault{
 		func() fault { return l.powerCut(target) },
 		func() fault { return l.powerCut(target) }, // twice as likely as others
-		func() fault { return l.powerCut(l.Manager) },
+		func() fault { return l.powerCut(first) },
+		func() fault { return l.powerCut(l.Leader()) },
 		func() fault { return l.clientPowerCut() },
 		func() fault { return l.killed(target) },
 		func() fault { return l.killed(l.holder) },
-		func() fault { return l.killed(l.Manager) },
+		func() fault { return l.killed(first) },
+		func() fault { return l.stopped(first) },
 		func() fault { return l.stopped(target) },
 		func() fault { return l.link(l.holder, target) },
 		func() fault { return l.link(l.holder, target) },
-		func() fault { return l.link(l.Manager, target) },
-		func() fault { return l.link(l.Manager, l.holder) },
+		func() fault { return l.link(first, second) },
+		func() fault { return l.link(first, target) },
+		func() fault { return l.link(first, l.holder) },
 		func() fault { return l.driveFails(target) },
 		func() fault { return l.clockJumps(target) },
-		func() fault { return l.clockJumps(l.Manager) },
+		func() fault { return l.clockJumps(first) },
 		func() fault { return l.clockJumps(l.holder) },
 	}
 	return all[l.rand.IntN(len(all))]()

@@ -46,7 +46,7 @@ func (l *life) live(t vm.TB) {
 	l.rand = rand.New(rand.NewPCG(l.seed, 0))
 	l.acks, l.next = testbed.Acks{}, 1
 	// A kernel that loses its legs or its drive says so.
-	l.Bed = testbed.Start(t, testbed.Options{Clients: 2}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
+	l.Bed = testbed.Start(t, testbed.Options{Managers: 3, Clients: 2}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
 	l.Create(volume, "256MiB", 2, 2)
 	l.attach(l.Clients[0])
 	for l.injected < l.most {

@@ -7,16 +7,16 @@
 //	go run ./e2e/fault/vm -faults 500 -first 1     lives of some 25 faults, with seeds 1, 2, …
 //	go run ./e2e/fault/vm -faults 25 -first 7      one of them again
 //
-// Each life is a cluster of five machines and a second client. A round begins up to three faults,
-// one after another, and ends them in another order. Then everything must heal: the volume has all
-// its copies within four minutes, and the program, which has seen no error, goes on writing. Every
-// block of the volume is a register: each write of it has a number of its own, which is
-// acknowledged, or not known if the program's machine died. After a round, each block must hold its
-// last acknowledged number or a later one that was written, whole.
+// Each life is a cluster of eight machines: three managers, three targets and two clients. A round
+// begins up to three faults, one after another, and ends them in another order. Then everything must
+// heal: the volume has all its copies within four minutes, and the program, which has seen no error,
+// goes on writing. Every block of the volume is a register: each write of it has a number of its own,
+// which is acknowledged, or not known if the program's machine died. After a round, each block must
+// hold its last acknowledged number or a later one that was written, whole.
 //
-// The faults: power cuts of each machine, killed and stopped agents and managers, links that are
-// cut (both ways or one), slow or lossy, drives that fail, and clocks that jump. A power cut of the
-// client moves the volume to the other one by force.
+// The faults: power cuts of each machine, also of the manager that leads, killed and stopped agents
+// and managers, links that are cut (both ways or one), slow or lossy, drives that fail, and clocks
+// that jump. A power cut of the client moves the volume to the other one by force.
 //
 // Now and then a drive that QEMU emulates stops for good. A life in which the kernel reports that is
 // not counted, and another one is lived in its place.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Init is the first program of the scenarios' virtual machines: process 1 and, with the
-// argument "serve", the server that process 1 starts.
+// argument "serve", the server that process 1 starts. With "userland" it is that server as a
+// service of a distribution's userland.
 package main
 
 import (
@@ -12,10 +13,14 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 2 || os.Args[1] != "serve" {
+	serve := guest.ServePort
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == "userland":
+		serve = guest.ServeUserland
+	case len(os.Args) < 2 || os.Args[1] != "serve":
 		guest.Init()
 	}
-	if err := guest.ServePort(); err != nil {
+	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "weft-init:", err)
 		os.Exit(1)
 	}

@@ -51,6 +51,9 @@ type association struct {
 // errReplaced is the reason for a kill by PerHost.
 var errReplaced = errors.New("the host has connected again")
 
+// errSilent ends an association whose host sends nothing.
+var errSilent = errors.New("keep-alive timer expired")
+
 // newAssociation makes an association for a host that connects to s through p. It kills and
 // returns the associations that this one replaces, except if keys demand that the host
 // authenticate first: until then anybody can claim its name.
@@ -139,6 +142,13 @@ func (a *association) kill(why error) {
 	a.sub.t.log.Info("controller ends", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "host", a.host.NQN, "address", a.address, "reason", why)
 	a.sub.t.burials.Add(1)
 	go a.bury()
+}
+
+// withdrawn reports whether this end has ended the association, though its host was not silent.
+func (a *association) withdrawn() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.dead.Load() && !errors.Is(a.why, errSilent)
 }
 
 // abandon kills an association that the host has not heard of yet. The connection stays
@@ -231,7 +241,7 @@ func (a *association) look() {
 	}
 	a.mu.Unlock()
 	if expired {
-		a.kill(fmt.Errorf("keep-alive timer expired: nothing received for %v", a.kato))
+		a.kill(fmt.Errorf("%w: nothing received for %v", errSilent, a.kato))
 	}
 }
 

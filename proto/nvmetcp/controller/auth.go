@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
@@ -31,6 +32,23 @@ func (s *Subsystem) keysOf(a *association) Host {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	return s.hosts[a.host.NQN]
+}
+
+// Unproven is a connection whose host had to prove its identity and did not.
+type Unproven struct {
+	Subsystem, Host block.NQN // Host: the name that it gave
+	Address         string    // the remote end, with its port
+	Err             error     // how the connection ended
+}
+
+// unproven tells that a host has not proven its identity: its proof was wrong, it sent other
+// commands, or it went away. A controller that this end withdrew, as a fence does, does not count.
+func (c *conn) unproven(q *queue, err error) {
+	u := Unproven{Subsystem: q.ctrl.sub.cfg.NQN, Host: q.ctrl.host.NQN, Address: c.sock.RemoteAddr().String(), Err: err}
+	c.log.Warn("host refused", "subsystem", u.Subsystem, "host", u.Host, "queue", q.id, "err", err)
+	if c.t.cfg.Unproven != nil {
+		c.t.cfg.Unproven(u)
+	}
 }
 
 // errNotProven ends the connection of a host that has not authenticated.

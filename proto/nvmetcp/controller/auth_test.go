@@ -4,6 +4,7 @@ package controller
 
 import (
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
@@ -102,6 +103,53 @@ func TestAHostThatDoesNotProveItselfIsCutOff(t *testing.T) {
 	p.greet()
 	p.must(p.connect(hostA, testNQN, 0, 0xffff))
 	p.ended()
+}
+
+// Each connection without a proof is told once: of a host with a wrong key, of one that goes away,
+// of one that sends other commands, and of one that stays silent. One that the target itself withdraws
+// is not, nor one with a proof.
+func TestEachHostWithoutAProofIsTold(t *testing.T) {
+	told := make(chan Unproven, 9)
+	hostKey, other := newKey(t), newKey(t)
+	w := newWorld(t, func(c *Config, s *SubsystemConfig) {
+		c.HandshakeTimeout, c.Unproven = 20*moment, func(u Unproven) { told <- u }
+		s.Hosts = []Host{{NQN: hostA.NQN, HostKey: hostKey}}
+	})
+	for _, attempt := range []func(*peer){
+		func(p *peer) { _ = p.prove(proofOf(other, dhchap.Key{})) },
+		func(p *peer) { p.conn.Close() },
+		func(p *peer) {
+			p.want(p.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyVS), nil, nil), nvmetcp.AuthenticationRequired)
+		},
+		func(*peer) {},
+	} {
+		p := w.unproven()
+		attempt(p)
+		var u Unproven
+		select {
+		case u = <-told:
+		case <-time.After(patience):
+			t.Fatal("nobody is told")
+		}
+		if u.Subsystem != testNQN || u.Host != hostA.NQN || u.Address != p.conn.LocalAddr().String() || u.Err == nil {
+			t.Errorf("told %+v", u)
+		}
+	}
+	good, proof := w.unproven(), proofOf(hostKey, dhchap.Key{})
+	proof.Groups = []dhchap.Group{dhchap.Null}
+	if err := good.prove(proof); err != nil {
+		t.Fatal(err)
+	}
+	good.conn.Close()
+	waiting := w.unproven()
+	if err := w.sub.SetHosts(nil, false); err != nil {
+		t.Fatal(err)
+	}
+	waiting.ended()
+	soon(t, "all are gone", func() bool { return len(w.sub.Controllers()) == 0 })
+	if len(told) > 0 {
+		t.Errorf("told of one that was not refused: %+v", <-told)
+	}
 }
 
 // TestGuessingIsBounded: each attempt costs the target a DH key.

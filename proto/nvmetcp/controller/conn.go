@@ -129,6 +129,9 @@ func (c *conn) serve() {
 	c.flushLast(err)
 	c.dead.Store(true)
 	if q := c.bound.Load(); q != nil {
+		if !q.proven && !q.ctrl.withdrawn() {
+			c.unproven(q, err)
+		}
 		q.ctrl.lose(c, err) // before the host sees the connection end, since it may reconnect the queue
 	} else {
 		c.log.Debug("connection ended before connect", "err", err)

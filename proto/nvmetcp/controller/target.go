@@ -21,6 +21,9 @@ import (
 // Config holds the limits of a Target. A zero value means the default given with the field.
 type Config struct {
 	Log *slog.Logger // nil: no log
+	// Unproven is told of each connection that ends before its host has proven its identity, though
+	// it had to. It must not block. Nil: nobody is told.
+	Unproven func(Unproven)
 
 	// HandshakeTimeout is the time from a connection's first byte to the end of its Connect
 	// command, authentication included; default 10 s.

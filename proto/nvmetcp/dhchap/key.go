@@ -56,6 +56,14 @@ func ParseKey(s string) (Key, error) {
 	return Key{hash: Hash(id[1] - '0'), secret: string(raw[:n])}, nil
 }
 
+// NewKey makes a key of a secret of 32, 48 or 64 bytes.
+func NewKey(hash Hash, secret []byte) (Key, error) {
+	if n := len(secret); n != 32 && n != 48 && n != 64 || hash != 0 && hash.Size() == 0 {
+		return Key{}, fmt.Errorf("making a DH-HMAC-CHAP key: %v with a secret of %d bytes", hash, n)
+	}
+	return Key{hash: hash, secret: string(secret)}, nil
+}
+
 // Generate makes a key of random bytes: as many as the hash's digest, or 32 for hash 0 (a
 // key used unchanged). A nil random means the system's.
 func Generate(hash Hash, random io.Reader) (Key, error) {

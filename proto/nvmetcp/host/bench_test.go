@@ -3,11 +3,14 @@
 package host
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/block/ramdisk"
+	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // BenchmarkIO keeps depth IOs in flight against our controller, which serves memory from
@@ -66,4 +69,51 @@ func stream(b *testing.B, d block.Device, op block.Op, size, depth int) {
 	}
 	b.StopTimer()
 	b.ReportMetric(float64(share*depth)/b.Elapsed().Seconds(), "IOPS")
+}
+
+// BenchmarkAuthentication compares connections without authentication with those that Weft
+// authenticates, in both directions, with and without a Diffie-Hellman group. It connects an admin
+// queue and one I/O queue over loopback, as the initiator does, and reads and writes over them.
+func BenchmarkAuthentication(b *testing.B) {
+	key := func(n byte) dhchap.Key {
+		k, err := dhchap.NewKey(dhchap.SHA256, bytes.Repeat([]byte{n}, 32))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return k
+	}
+	for _, c := range []struct {
+		name             string
+		host, controller dhchap.Key
+		groups           []dhchap.Group
+	}{
+		{"none", dhchap.Key{}, dhchap.Key{}, nil},
+		{"null", key(1), key(2), []dhchap.Group{dhchap.Null}},
+		{"ffdhe2048", key(1), key(2), []dhchap.Group{dhchap.FFDHE2048}},
+	} {
+		config := func(b *testing.B) Config {
+			w := newWorld(b, ramdisk.New(64*block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
+				s.Hosts = []controller.Host{{NQN: me.NQN, HostKey: c.host, ControllerKey: c.controller, Groups: c.groups}}
+			})
+			cfg := w.config()
+			cfg.IOQueues, cfg.HostKey, cfg.ControllerKey = 1, c.host, c.controller
+			return cfg
+		}
+		b.Run("connect/"+c.name, func(b *testing.B) {
+			cfg := config(b)
+			for b.Loop() {
+				n, err := Connect(b.Context(), cfg)
+				if err != nil {
+					b.Fatal(err)
+				}
+				n.Cut()
+				<-n.Done()
+			}
+		})
+		for _, op := range []block.Op{block.OpRead, block.OpWrite} {
+			b.Run(fmt.Sprintf("%v/4k/depth32/%s", op, c.name), func(b *testing.B) {
+				stream(b, space(b, connect(b, config(b)), uuidA), op, 4096, 32)
+			})
+		}
+	}
 }

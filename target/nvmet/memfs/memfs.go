@@ -13,6 +13,7 @@
 package memfs
 
 import (
+	"maps"
 	"path"
 	"slices"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
 // Root is the path at which the tree appears to be.
@@ -33,11 +35,14 @@ const Root = "/config/nvmet"
 // other.
 type FS struct {
 	server Server
+	// WithoutKeys: hosts have no keys, as in a kernel without NVME_TARGET_AUTH. Set it before the
+	// first use.
+	WithoutKeys bool
 
 	mu         sync.Mutex
 	subsystems map[string]*subsystem
 	ports      map[string]*port
-	hosts      map[string]bool
+	hosts      map[string]map[string]string // attributes
 }
 
 type subsystem struct {
@@ -55,7 +60,7 @@ type port struct {
 
 // New returns an nvmet without exports.
 func New(s Server) *FS {
-	return &FS{server: s, subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]bool{}}
+	return &FS{server: s, subsystems: map[string]*subsystem{}, ports: map[string]*port{}, hosts: map[string]map[string]string{}}
 }
 
 // serveLocked calls the server without the lock, since the call may take its time.
@@ -81,10 +86,13 @@ func (f *FS) Mkdir(where string) error {
 	case len(p) == 2 && p[0] == "ports":
 		return f.mkPort(p[1])
 	case len(p) == 2 && p[0] == "hosts":
-		if f.hosts[p[1]] {
+		if f.hosts[p[1]] != nil {
 			return unix.EEXIST
 		}
-		f.hosts[p[1]] = true
+		f.hosts[p[1]] = map[string]string{}
+		if !f.WithoutKeys {
+			f.hosts[p[1]] = map[string]string{"dhchap_key": "", "dhchap_ctrl_key": ""}
+		}
 		return nil
 	case len(p) == 4 && p[2] == "namespaces":
 		return f.mkNamespace(p[1], p[3])
@@ -199,7 +207,7 @@ func (f *FS) rmSubsystem(name string) error {
 }
 
 func (f *FS) rmHost(name string) error {
-	if !f.hosts[name] {
+	if f.hosts[name] == nil {
 		return unix.ENOENT
 	}
 	for _, s := range f.subsystems {
@@ -249,6 +257,9 @@ func nsid(name string) uint32 {
 	return uint32(n)
 }
 
+// WriteSecret is Write: nobody else sees this tree.
+func (f *FS) WriteSecret(where, value string) error { return f.Write(where, value) }
+
 // Write checks and stores an attribute.
 func (f *FS) Write(where, value string) error {
 	p := parts(where)
@@ -277,8 +288,25 @@ func (f *FS) Write(where, value string) error {
 		}
 	}
 	attrs[name] = value
+	if p[0] == "hosts" {
+		return f.keyedLocked(p[1])
+	}
 	if s := f.subsystems[p[1]]; name == "attr_allow_any_host" && s.added {
 		return f.allowLocked(p[1], s)
+	}
+	return nil
+}
+
+// keyedLocked tells the server of a host's new keys.
+func (f *FS) keyedLocked(host string) error {
+	for _, name := range slices.Sorted(maps.Keys(f.subsystems)) {
+		s := f.subsystems[name]
+		if s == nil || !slices.Contains(slices.Collect(maps.Values(s.allowed)), host) {
+			continue
+		}
+		if err := f.allowLocked(name, s); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -334,11 +362,16 @@ func (f *FS) allowLocked(name string, s *subsystem) error {
 	if !s.added {
 		return nil
 	}
-	var hosts []block.NQN
-	for _, host := range s.allowed {
-		hosts = append(hosts, block.NQN(host))
+	var hosts []Host
+	for _, host := range slices.Sorted(maps.Values(s.allowed)) {
+		// The keys were checked when they were written. Without one for the host, nvmet demands nothing.
+		own := Host{NQN: block.NQN(host)}
+		own.HostKey, _ = dhchap.ParseKey(f.hosts[host]["dhchap_key"])
+		if !own.HostKey.IsZero() {
+			own.ControllerKey, _ = dhchap.ParseKey(f.hosts[host]["dhchap_ctrl_key"])
+		}
+		hosts = append(hosts, own)
 	}
-	slices.Sort(hosts)
 	anyHost := s.attrs["attr_allow_any_host"] == "1"
 	return f.serveLocked(func() error { return f.server.SetHosts(name, hosts, anyHost) })
 }
@@ -349,6 +382,8 @@ func (f *FS) attrs(p []string) (map[string]string, error) {
 		return f.subsystems[p[1]].attrs, nil
 	case len(p) == 3 && p[0] == "ports" && f.ports[p[1]] != nil:
 		return f.ports[p[1]].attrs, nil
+	case len(p) == 3 && p[0] == "hosts" && f.hosts[p[1]] != nil:
+		return f.hosts[p[1]], nil
 	case len(p) == 5 && f.subsystems[p[1]] != nil && f.subsystems[p[1]].namespaces[p[3]] != nil:
 		return f.subsystems[p[1]].namespaces[p[3]], nil
 	}
@@ -379,6 +414,9 @@ func (f *FS) check(p []string, attrs map[string]string, name, value string) erro
 		}
 		_, err := block.ParseUUID(value)
 		bad = value == "" || name != "device_path" && err != nil
+	case "dhchap_key", "dhchap_ctrl_key":
+		_, err := dhchap.ParseKey(value)
+		bad = err != nil
 	default: // a port's attribute
 		if len(f.ports[p[1]].links) > 0 {
 			return unix.EACCES
@@ -434,7 +472,7 @@ func (f *FS) Symlink(to, where string) error {
 }
 
 func (f *FS) exists(p []string) bool {
-	return p[0] == "hosts" && f.hosts[p[1]] || p[0] == "subsystems" && f.subsystems[p[1]] != nil ||
+	return p[0] == "hosts" && f.hosts[p[1]] != nil || p[0] == "subsystems" && f.subsystems[p[1]] != nil ||
 		p[0] == "ports" && f.ports[p[1]] != nil
 }
 

@@ -2,7 +2,10 @@
 
 package memfs
 
-import "weft.dev/weft/proto/block"
+import (
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp/dhchap"
+)
 
 // Server serves the content of the tree. The file operation fails with the error that the call
 // returns. FS never makes two calls at once for the same namespace or link.
@@ -10,7 +13,7 @@ type Server interface {
 	// AddSubsystem is the first call for a subsystem.
 	AddSubsystem(Subsystem) error
 	// SetHosts sets who may connect from now on; it disconnects no host.
-	SetHosts(nqn string, hosts []block.NQN, anyHost bool) error
+	SetHosts(nqn string, hosts []Host, anyHost bool) error
 	AddNamespace(nqn string, ns Namespace) error
 	// ResizeNamespace reads the size of the namespace's device again.
 	ResizeNamespace(nqn string, nsid uint32) error
@@ -23,6 +26,14 @@ type Server interface {
 	Link(p Port, nqn string) error
 	// Unlink ends the connections to the subsystem that came through the port.
 	Unlink(port uint16, nqn string) error
+}
+
+// Host is a host that may connect.
+type Host struct {
+	NQN block.NQN
+	// HostKey is what it has to prove to know, ControllerKey what the controller proves to know; the
+	// zero keys: nothing.
+	HostKey, ControllerKey dhchap.Key
 }
 
 // Subsystem is a subsystem as hosts see it.

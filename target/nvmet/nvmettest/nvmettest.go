@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target/nvmet/memfs"
 )
 
@@ -58,8 +57,8 @@ func (s server) ResizeNamespace(nqn string, nsid uint32) error {
 	return nil
 }
 
-func (server) AddSubsystem(memfs.Subsystem) error       { return nil }
-func (server) SetHosts(string, []block.NQN, bool) error { return nil }
-func (server) RemoveSubsystem(string) error             { return nil }
-func (server) Link(memfs.Port, string) error            { return nil }
-func (server) Unlink(uint16, string) error              { return nil }
+func (server) AddSubsystem(memfs.Subsystem) error        { return nil }
+func (server) SetHosts(string, []memfs.Host, bool) error { return nil }
+func (server) RemoveSubsystem(string) error              { return nil }
+func (server) Link(memfs.Port, string) error             { return nil }
+func (server) Unlink(uint16, string) error               { return nil }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/quorum"
 )
@@ -43,7 +44,9 @@ func (t *Transport) greet(stream receiving) (self *Self, from quorum.ID, err err
 		t.cfg.Log.Warn("another manager is refused", "member", from, "address", hello.GetAddress(), "err", status.Convert(err).Message())
 		return nil, 0, err
 	}
-	t.change(from, func(p *Peer) { p.Address, p.Name = hello.GetAddress(), name })
+	t.change(from, func(p *Peer) {
+		p.Address, p.Name, p.Level, p.Version = hello.GetAddress(), name, block.SaidLevel(hello.GetLevel()), hello.GetVersion()
+	})
 	return self, from, stream.SendHeader(metadata.Pairs(acceptedKey, "1"))
 }
 
@@ -63,6 +66,9 @@ func (s *Self) check(hello *pb.QuorumHello, name string) error {
 	known, member := s.Members().Find(from)
 	if name != "" && known.Name != "" && name != known.Name {
 		return status.Errorf(codes.FailedPrecondition, "member %v is manager %s, and the certificate is that of manager %s", from, known.Name, name)
+	}
+	if knows := block.SaidLevel(hello.GetLevel()); s.Agreed != nil && knows < s.Agreed() {
+		return status.Errorf(codes.FailedPrecondition, "the cluster is at level %d, and member %v knows no level above %d: install the version that the other managers have", s.Agreed(), from, knows)
 	}
 	if s.Leads() && !member {
 		return status.Errorf(codes.FailedPrecondition, "member %v was removed from the quorum: it can join again with an empty directory", from)

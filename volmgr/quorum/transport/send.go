@@ -212,7 +212,10 @@ var errEnded = errors.New("the manager has ended the stream")
 
 // greeted says hello, and waits until the peer has accepted that.
 func (t *Transport) greeted(stream grpc.ClientStreamingClient[pb.QuorumPart, pb.QuorumReceived], self *Self, to quorum.ID) error {
-	hello := &pb.QuorumHello{ClusterId: self.Cluster.String(), From: uint64(self.ID), To: uint64(to), Address: t.cfg.Address}
+	hello := &pb.QuorumHello{
+		ClusterId: self.Cluster.String(), From: uint64(self.ID), To: uint64(to), Address: t.cfg.Address,
+		Level: uint32(self.Level), Version: self.Version,
+	}
 	if err := stream.Send(&pb.QuorumPart{Hello: hello}); err != nil {
 		return refusal(stream, err)
 	}

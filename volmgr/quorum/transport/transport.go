@@ -58,6 +58,11 @@ type Config struct {
 type Self struct {
 	Cluster block.ClusterID
 	ID      quorum.ID
+	// Level is the newest that this member knows, and Version what operators are told of it.
+	Level   block.Level
+	Version string
+	// Agreed is the cluster's level: members that do not know it are refused. Nil means any.
+	Agreed func() block.Level
 	// Members are the members of the quorum, as far as this one knows.
 	Members func() quorum.Members
 	// Leads reports whether this member leads, and so knows all members.
@@ -80,10 +85,12 @@ type Receiver interface {
 
 // Peer is what is known of another member.
 type Peer struct {
-	Address string    // where it says that it answers; empty if it has not said so
-	Name    string    // that it has proved; empty if it has not
-	Heard   time.Time // when it sent something last; zero if it has not
-	Problem string    // why messages to it are lost; empty if they are not
+	Address string      // where it says that it answers; empty if it has not said so
+	Name    string      // that it has proved; empty if it has not
+	Heard   time.Time   // when it sent something last; zero if it has not
+	Problem string      // why messages to it are lost; empty if they are not
+	Level   block.Level // the newest that it knows; 0 if it has not said so
+	Version string
 }
 
 // Transport carries messages. Send may be called before Run, and loses them.

@@ -139,7 +139,7 @@ func start(t *testing.T, dir string) *manager {
 }
 
 func (m *manager) self() transport.Self {
-	return transport.Self{Cluster: m.Cluster(), ID: m.Status().ID, To: m.Store,
+	return transport.Self{Cluster: m.Cluster(), ID: m.Status().ID, To: m.Store, Level: block.KnownLevel, Agreed: m.Level,
 		Members: func() quorum.Members { return m.Status().Applied.Members },
 		Leads:   func() bool { return m.Status().Role == quorum.Leader },
 	}
@@ -273,7 +273,7 @@ func TestAManagerRestartsAtAnotherAddress(t *testing.T) {
 
 // What is not for a manager is refused, with the reason, and it goes on.
 func TestStrangersAreRefused(t *testing.T) {
-	m := start(t, created(t))
+	m := start(t, created(t, cluster.Record{Key: cluster.LevelKey, Value: []byte(`{"level":2}`)}))
 	soon(t, "it leads", m.leads)
 	for _, c := range []struct {
 		what string
@@ -283,7 +283,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	}{
 		{"another cluster", transport.Self{Cluster: block.ClusterID{UUID: block.UUID{2}}, ID: 7}, m.Status().ID, "this manager is of cluster " + ours.String()},
 		{"for another member", transport.Self{Cluster: ours, ID: 7}, 8, "this manager is member " + m.Status().ID.String() + ", and not 0000000000000008"},
-		{"a member that was removed", transport.Self{Cluster: ours, ID: 7}, m.Status().ID, "member 0000000000000007 was removed from the quorum"},
+		{"a member that was removed", transport.Self{Cluster: ours, ID: 7, Level: 2}, m.Status().ID, "member 0000000000000007 was removed from the quorum"},
+		{"a version before levels", transport.Self{Cluster: ours, ID: 7}, m.Status().ID, "the cluster is at level 2, and member 0000000000000007 knows no level above 1"},
 		{"itself", transport.Self{Cluster: ours, ID: m.Status().ID}, m.Status().ID, "cannot be another manager"},
 	} {
 		c.self.To = nobody{}

@@ -76,18 +76,92 @@ annotations:
 {{- end }}
 {{- end }}
 
+{{- /* who is answered: members of the cluster (closed), holders of the operator's certificates (tls), or
+everyone (plain) */ -}}
+{{- define "weft.mode" -}}
+{{- if and .Values.tls.enabled .Values.insecurePlainTCP }}
+{{- fail "tls.enabled and insecurePlainTCP: set one of them" }}
+{{- end }}
+{{- if .Values.tls.enabled }}tls{{ else if .Values.insecurePlainTCP }}plain
+{{- else if .Values.volmgr.enabled | and (not .Values.managerAddress) }}closed
+{{- else }}{{ fail "managers that this chart does not run cannot be asked to trust its pods: set tls.enabled or insecurePlainTCP" }}
+{{- end }}
+{{- end }}
+
+{{- /* A release that runs over plain TCP has a store without an authority, which a closed manager refuses. */ -}}
+{{- define "weft.refuseToClose" -}}
+{{- if eq (include "weft.mode" .) "closed" }}
+{{- $old := lookup "apps/v1" "StatefulSet" .Release.Namespace "weft-volmgr" }}
+{{- range dig "spec" "template" "spec" "containers" list ($old | default dict) }}
+{{- if has "--insecure-plain-tcp" (.args | default list) }}
+{{- fail "this release runs over plain TCP, and its managers would not start closed: set insecurePlainTCP=true (docs/compatibility.md)" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* flags of every daemon: (list $ METRICS-PORT) */ -}}
 {{- define "weft.daemonArgs" -}}
 {{- $v := (index . 0).Values -}}
 - --log-level={{ $v.logLevel }}
 - --log-format={{ $v.logFormat }}
 - --metrics-listen=:{{ index . 1 }}
-{{- if $v.tls.enabled }}
+{{- $mode := include "weft.mode" (index . 0) }}
+{{- if eq $mode "tls" }}
 - --tls-ca=/etc/weft/tls/ca.crt
 - --tls-cert=/etc/weft/tls/tls.crt
 - --tls-key=/etc/weft/tls/tls.key
-{{- else }}
+{{- else if eq $mode "plain" }}
 - --insecure-plain-tcp
+{{- end }}
+{{- end }}
+
+{{- /* With which pods join the cluster: the token of their service account, and what they compare the
+managers with before they show it. */ -}}
+{{- define "weft.joinArgs" -}}
+{{- if eq (include "weft.mode" .) "closed" -}}
+- --join=kubernetes
+{{- end }}
+{{- end }}
+
+{{- define "weft.joinMount" -}}
+{{- if eq (include "weft.mode" .) "closed" -}}
+- name: join
+  mountPath: /var/run/secrets/weft.dev
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "weft.joinVolume" -}}
+{{- if eq (include "weft.mode" .) "closed" -}}
+- name: join
+  projected:
+    sources:
+      - serviceAccountToken: {path: token, audience: weft, expirationSeconds: 3600}
+      # The manager makes it when the cluster is begun.
+      - configMap:
+          name: weft-authority
+          optional: true
+          items:
+            - {key: authority, path: authority}
+{{- end }}
+{{- end }}
+
+{{- /* where a member keeps its key and certificate: (list $ DIRECTORY) */ -}}
+{{- define "weft.identityMount" -}}
+{{- if eq (include "weft.mode" (index . 0)) "closed" -}}
+- name: identity
+  mountPath: {{ index . 1 }}
+{{- end }}
+{{- end }}
+
+{{- /* on the node, so that it survives the pod: (list $ DIRECTORY) */ -}}
+{{- define "weft.identityVolume" -}}
+{{- if eq (include "weft.mode" (index . 0)) "closed" -}}
+- name: identity
+  hostPath:
+    path: {{ index . 1 }}
+    type: DirectoryOrCreate
 {{- end }}
 {{- end }}
 
@@ -109,12 +183,21 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- /* the liveness probe of a daemon: PORT-NAME */ -}}
+{{- /* The request of a probe: (list $ PORT-NAME). With TLS, /metrics needs a certificate;
+/healthz does not. */ -}}
+{{- define "weft.healthz" -}}
+httpGet:
+  path: /healthz
+  port: {{ index . 1 }}
+  {{- if ne (include "weft.mode" (index . 0)) "plain" }}
+  scheme: HTTPS
+  {{- end }}
+{{- end }}
+
+{{- /* the liveness probe of a daemon: (list $ PORT-NAME) */ -}}
 {{- define "weft.liveness" -}}
 livenessProbe:
-  httpGet:
-    path: /healthz
-    port: {{ . }}
+  {{- include "weft.healthz" . | nindent 2 }}
   initialDelaySeconds: 10
   periodSeconds: 10
   timeoutSeconds: 5

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"weft.dev/weft/proto/pb"
+)
+
+var subject = regexp.MustCompile(`^(volume|node|drive) "?([a-z0-9._-]+)`)
+
+// NextCommand shows more about the object that a sentence begins with.
+func NextCommand(sentence string) string {
+	found := subject.FindStringSubmatch(sentence)
+	if found == nil || strings.Contains(sentence, "`weft ") {
+		return ""
+	}
+	switch found[1] {
+	case "volume":
+		return "weft explain volume " + found[2]
+	case "node":
+		return `weft event list --object "node ` + found[2] + `"`
+	}
+	return "weft drive list"
+}
+
+// Used is the used share of a capacity.
+func Used(allocated, capacity uint64) string {
+	if capacity == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d%%", int(float64(allocated)/float64(capacity)*100+0.5))
+}
+
+// Layout prints 2×2: stripes × copies.
+func Layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
+
+// AttachmentsOf returns all attachments of a volume.
+func AttachmentsOf(v *pb.Volume) []*pb.Attachment {
+	if all := v.GetAttachments(); len(all) > 0 || v.GetAttachment() == nil {
+		return all
+	}
+	return []*pb.Attachment{v.GetAttachment()}
+}
+
+// ParsePairs reads KEY=VALUE arguments.
+func ParsePairs(args []string) (map[string]string, error) {
+	labels := map[string]string{}
+	for _, arg := range args {
+		k, v, ok := strings.Cut(arg, "=")
+		if !ok || k == "" {
+			return nil, UsageError{Err: fmt.Errorf("label %q: must be KEY=VALUE", arg), Hint: "such as rack=r1"}
+		}
+		if old, twice := labels[k]; twice && old != v {
+			return nil, UsageError{Err: fmt.Errorf("label %q: given twice, as %q and %q", k, old, v)}
+		}
+		labels[k] = v
+	}
+	return labels, nil
+}

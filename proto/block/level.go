@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package block
+
+// Level numbers what may be recorded and said in a cluster. The cluster has a level, which an
+// operator raises once every manager and every agent knows the next one; nothing of a higher level
+// is recorded or said before. So programs of different versions work together during an upgrade,
+// and what a program does not know never reaches it.
+//
+//	1  all that there was before levels; no record says so
+//	2  the level is a record; so are tokens, authorities, who has joined and is shut out, who asked
+//	   for what, policies for drives, and the secret from which the keys of exports follow
+type Level uint32
+
+const (
+	// FirstLevel is that of versions before levels.
+	FirstLevel Level = 1
+	// KnownLevel is the newest that this program knows.
+	KnownLevel Level = 2
+)
+
+// SaidLevel is the level that a peer says it knows. One that says none is from before levels.
+func SaidLevel(said uint32) Level { return max(Level(said), FirstLevel) }

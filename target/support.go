@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/proto/support"
+	"weft.dev/weft/raid/dm"
+)
+
+// answerSupport answers questions for support bundles until ctx ends. It runs as long as the agent
+// works in one data path.
+func (a *Agent) answerSupport(ctx context.Context) {
+	mapper, exports := lazy[mapper]{open: a.kernel.mapper}, lazy[exporter]{open: a.kernel.exports}
+	s := &support.Agent{
+		Manager: a.config.Manager, Node: string(a.config.Node), Source: pb.SupportSource_SUPPORT_SOURCE_TARGET,
+		Collect: func(ctx context.Context) []support.File {
+			a.mu.Lock()
+			refused := cmp.Or(a.other, a.behind)
+			a.mu.Unlock()
+			if refused != "" {
+				return []support.File{{Name: "all", Missing: "the agent does not obey this manager"}}
+			}
+			files := []support.File{legsTold(&mapper), exportsTold(ctx, &exports)}
+			if a.config.Support != nil {
+				files = append(files, a.config.Support(ctx)...)
+			}
+			return files
+		},
+		Ended: func(err error) { a.log.Debug("questions of support bundles are not answered", "err", err) },
+	}
+	s.Run(ctx)
+}
+
+// legsTold is the node's legs as mapped devices.
+func legsTold(open *lazy[mapper]) support.File {
+	const name = "dm.txt"
+	m, err := open.get()
+	if err != nil {
+		return support.File{Name: name, Missing: err.Error()}
+	}
+	devices, err := m.Devices(dmPrefix)
+	return support.Text(name, dm.Told(devices), err)
+}
+
+// exportsTold is what nvmet exports, or what stands in for it.
+func exportsTold(ctx context.Context, open *lazy[exporter]) support.File {
+	const name = "nvmet.txt"
+	e, err := open.get()
+	if err != nil {
+		return support.File{Name: name, Missing: err.Error()}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("no answer in %v", patience))
+	defer cancel()
+	c, err := e.Read(ctx)
+	return support.Text(name, c.Told(), err)
+}
