@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean
+.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -37,7 +37,7 @@ demo-vm: install ## show the same through the kernels of virtual machines
 
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
 test: install ## run everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
-	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel interop e2e
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel-and-interop e2e
 
 build: ## build the weft program, static, in bin/
 	go build -ldflags '-X main.release=$(VERSION)' -o bin/weft ./cmd/weft
@@ -49,13 +49,16 @@ lint: ## check formatting, vet, staticcheck, import arrows and style
 	go test ./e2e/lint
 
 unit: ## run the unit and property tests, which need no special kernel
-	go test -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube' ./...
+	@e2e/unit.sh -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
 
 kernel: ## test the harness and the kernel wrappers on a real kernel, in virtual machines
 	go test -count=1 -v -p 1 -timeout 30m -run '^TestKernel' ./e2e/vm ./e2e
 
 interop: ## test Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12 PAIRS=TestOurHost)
 	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
+
+kernel-and-interop: # side by side: each waits for its machines for a part of its time
+	@e2e/beside.sh "$(MAKE) --no-print-directory kernel" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
 
 e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
 	e2e/scenarios.sh -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi

@@ -19,8 +19,8 @@ if [ "$code" -eq 0 ]; then
 fi
 # With -v a test speaks before its FAIL line, without after it.
 echo "$name: what they said:"
-grep -v 'run it by hand' "$log" | grep -E -B 25 -A 15 '^ *--- FAIL: |^panic: ' | cut -c 1-300 | tail -n 150
+grep -v 'run it by hand' "$log" | grep -E -B 25 -A 15 '^ *--- FAIL: |^=== FAIL: |^panic: ' | cut -c 1-300 | tail -n 150
 echo "$name: what failed:"
-grep -E '^ *--- FAIL: |^FAIL[[:space:]]|^lint: |^make.*\*\*\*|\[build failed\]' "$log" | sort | uniq | head -40
+grep -E '^ *--- FAIL: |^=== FAIL: |^FAIL[[:space:]]|^lint: |^make.*\*\*\*|\[build failed\]' "$log" | sort | uniq | head -40
 echo "$name: FAIL (exit $code) after $(($(date +%s) - start)) s"
 exit "$code"
