@@ -56,6 +56,9 @@ type Options struct {
 	// each target a portal on it, of rail "roce". Clients prefer that rail. The portal of the first
 	// network is of rail "tcp".
 	RoCE bool
+	// Rails gives targets and clients a second network, Bed.Rail, and each target a second portal, on
+	// it, of rail "b". Clients prefer rail "a", the first network.
+	Rails bool
 	// Closed makes a cluster as an operator does: its members join with tokens, and nobody else is
 	// answered. Otherwise everybody speaks plain TCP.
 	Closed bool
@@ -71,6 +74,7 @@ type Bed struct {
 	Clients  []*vm.Machine
 	API      pb.ManagerClient // of the manager that leads
 	RoCE     *vm.Network      // see Options.RoCE; nil without
+	Rail     *vm.Network      // see Options.Rails; nil without
 
 	weft        string               // path of weft on this machine
 	stores      map[*vm.Machine]bool // whether the manager of a machine has a store
@@ -104,20 +108,24 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 		b.Managers = append(b.Managers, b.Cluster.Machine(fmt.Sprintf("m%d", i+1), vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320)))
 	}
 	b.Manager = b.Managers[0]
-	var onRoCE []vm.MachineOption
+	var onSecond []vm.MachineOption
 	if o.RoCE {
 		b.RoCE = b.Cluster.AddNetwork("roce")
-		onRoCE = append(onRoCE, vm.RoCE(b.RoCE))
+		onSecond = append(onSecond, vm.RoCE(b.RoCE))
+	}
+	if o.Rails {
+		b.Rail = b.Cluster.AddNetwork("rail")
+		onSecond = append(onSecond, vm.On(b.Rail))
 	}
 	for i := range o.Targets {
-		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onRoCE...)
+		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onSecond...)
 		for d := range o.Drives {
 			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
 		}
 		b.Targets = append(b.Targets, b.Cluster.Machine(fmt.Sprintf("t%d", i+1), machine...))
 	}
 	for i := range o.Clients {
-		machine := append([]vm.MachineOption{vm.StateDisk(), vm.Memory(448), vm.Modules(clientModules()...)}, onRoCE...)
+		machine := append([]vm.MachineOption{vm.StateDisk(), vm.Memory(448), vm.Modules(clientModules()...)}, onSecond...)
 		for _, port := range o.ClientPorts {
 			machine = append(machine, vm.Forward(port))
 		}
@@ -274,6 +282,9 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	if m.Name()[0] == 'c' && b.RoCE != nil {
 		argv = append(argv, "--label", "rail=roce")
 	}
+	if m.Name()[0] == 'c' && b.Rail != nil {
+		argv = append(argv, "--label", "rail=a")
+	}
 	if path := b.datapaths[m]; path != "" {
 		argv = append(argv, "--datapath", path)
 	}
@@ -282,10 +293,13 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 
 // portals are the options for the portals of a target.
 func (b *Bed) portals(m *vm.Machine) []string {
-	if b.RoCE == nil {
-		return []string{"--portal", "tcp://" + m.Addr()}
+	switch {
+	case b.RoCE != nil:
+		return []string{"--portal", "tcp://" + m.Addr() + "#tcp", "--portal", "rdma://" + m.AddrOn(b.RoCE) + "#roce"}
+	case b.Rail != nil:
+		return []string{"--portal", "tcp://" + m.Addr() + "#a", "--portal", "tcp://" + m.AddrOn(b.Rail) + "#b"}
 	}
-	return []string{"--portal", "tcp://" + m.Addr() + "#tcp", "--portal", "rdma://" + m.AddrOn(b.RoCE) + "#roce"}
+	return []string{"--portal", "tcp://" + m.Addr()}
 }
 
 // AddDrives adds every drive of every target and waits until all are ready.

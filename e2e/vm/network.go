@@ -36,6 +36,7 @@ type Network struct {
 	learnt map[[6]byte]*port          // by MAC address
 	faults map[[2]string]*Fault       // by from, to
 	delays map[[2]string]chan delayed // lines with a delay, by from, to
+	held   map[[2]string][]held       // frames under Fault.Hold, by from, to
 	rand   *rand.Rand
 	closed chan struct{}
 	hosts  int // addresses given
@@ -45,12 +46,18 @@ type Network struct {
 // link.
 type Fault struct {
 	Cut   bool
+	Hold  bool // frames are kept until TakeHeld; what is kept then is lost
 	Delay time.Duration
 	Loss  float64 // share of frames lost, 0 to 1
 }
 
 type delayed struct {
 	due   time.Time
+	frame []byte
+	to    *port
+}
+
+type held struct {
 	frame []byte
 	to    *port
 }
@@ -70,6 +77,7 @@ func newNetwork(name string, number, mtu int, seed uint64) *Network {
 		learnt: make(map[[6]byte]*port),
 		faults: make(map[[2]string]*Fault),
 		delays: make(map[[2]string]chan delayed),
+		held:   make(map[[2]string][]held),
 		rand:   rand.New(rand.NewPCG(seed, 0)),
 		closed: make(chan struct{}),
 	}
@@ -98,6 +106,21 @@ func (n *Network) Heal(a, b *Machine) { n.SetBoth(a, b, Fault{}) }
 func (n *Network) SetBoth(a, b *Machine, f Fault) {
 	n.Set(a, b, f)
 	n.Set(b, a, f)
+}
+
+// TakeHeld takes the frames that Fault.Hold keeps at this moment on the link from one machine to
+// another, and returns a function that delivers them. Frames that come later are kept for the next call.
+func (n *Network) TakeHeld(from, to *Machine) (deliver func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := [2]string{from.name, to.name}
+	late := n.held[key]
+	delete(n.held, key)
+	return func() {
+		for _, h := range late {
+			h.to.send(h.frame)
+		}
+	}
 }
 
 // anyMachine stands for every other machine.
@@ -215,6 +238,11 @@ func (n *Network) sendLocked(from, to *port, frame []byte) {
 	if f.Cut || (f.Loss > 0 && n.rand.Float64() < f.Loss) {
 		return
 	}
+	if f.Hold {
+		key := [2]string{from.machine, to.machine}
+		n.held[key] = append(n.held[key], held{frame, to})
+		return
+	}
 	line, slow := n.delays[[2]string{from.machine, to.machine}]
 	if f.Delay == 0 && !slow {
 		to.send(frame)
@@ -244,6 +272,7 @@ func (n *Network) faultLocked(from, to string) Fault {
 			continue
 		}
 		all.Cut = all.Cut || f.Cut
+		all.Hold = all.Hold || f.Hold
 		all.Delay += f.Delay
 		all.Loss = 1 - (1-all.Loss)*(1-f.Loss)
 	}
