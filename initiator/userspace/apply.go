@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/raid/checkpoint"
 	"weft.dev/weft/raid/engine"
 )
 
@@ -44,7 +45,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 	case volume.Equalize:
 		return k.equalize(ctx)
 	case volume.Add:
-		return k.add(w, o)
+		return k.add(ctx, w, o)
 	case volume.SetRebuildRate:
 		k.stack.volume.SetRebuildRate(o.Rate)
 		k.stack.rebuildRate = o.Rate
@@ -104,27 +105,98 @@ func (k *Keeper) drop(o volume.Drop) error {
 	return failed
 }
 
-// add starts the rebuild of a leg.
-func (k *Keeper) add(w *volume.Wanted, l volume.Add) error {
-	v := k.stack.volume
-	state := engine.Rebuilding
-	if w.ReadOnly {
-		state = engine.InSync
+// add starts the rebuild of a leg. If this host does not know what the leg lacks, the targets may.
+func (k *Keeper) add(ctx context.Context, w *volume.Wanted, l volume.Add) error {
+	st := k.stack
+	before := st.listed[l.Column]
+	switch {
+	case !l.Full || w.ReadOnly || before == nil:
+		return k.addBehind(w, l, nil)
+	case !before.known:
+		return volume.ErrLater
+	case before.err != nil:
+		return k.addBehind(w, l, nil)
 	}
-	if err := v.Add(l.Column, l.Copy, k.devices[l.Leg], state, l.Full); err != nil {
+	what := "ask what leg " + l.Leg.String() + " lacks"
+	if k.Busy(what) {
+		return volume.ErrLater
+	}
+	d := k.devices[l.Leg]
+	var list checkpoint.List
+	return k.await(ctx, what, listTimeout, func(ctx context.Context) (err error) {
+		list, err = listOf(ctx, d)
+		return err
+	}, func(err error) error {
+		if k.stack != st || k.devices[l.Leg] != d || !k.stillWanted(l.At) {
+			return volume.ErrLater
+		}
+		behind, err := lacks(list, before.lists, w.At(l.Column, l.Copy), err)
+		if err != nil {
+			k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "column", l.Column, "why", err)
+		}
+		return k.addBehind(w, l, behind)
+	})
+}
+
+// stillWanted reports whether a leg is wanted in this place and revision.
+func (k *Keeper) stillWanted(l volume.At) bool {
+	w := k.Last().Wanted
+	if w == nil {
+		return false
+	}
+	link := w.At(l.Column, l.Copy)
+	return link != nil && link.Leg == l.Leg && link.Revision == l.Revision
+}
+
+// lacks says what a leg lacks of which its target has given the list, or failed to.
+func lacks(list checkpoint.List, inSync []checkpoint.List, l *volume.Link, err error) (*checkpoint.Behind, error) {
+	if err != nil {
+		return nil, err
+	}
+	since := uint64(0)
+	if list.Behind != nil {
+		since = list.Behind.Since
+	}
+	if l.CopyAll && (l.CopyAllSince == 0 || since < l.CopyAllSince) {
+		return nil, errors.New("what it has is not to be trusted")
+	}
+	ranges, err := checkpoint.Lacks(list, inSync)
+	if err != nil {
+		return nil, err
+	}
+	return &checkpoint.Behind{Since: since, Ranges: ranges}, nil
+}
+
+// addBehind starts the rebuild of a leg. lacks is what the targets know of what it lacks; nil:
+// nothing.
+func (k *Keeper) addBehind(w *volume.Wanted, l volume.Add, lacks *checkpoint.Behind) (err error) {
+	v, d := k.stack.volume, k.devices[l.Leg]
+	switch {
+	case w.ReadOnly:
+		err = v.Add(l.Column, l.Copy, d, engine.InSync, false)
+	case lacks != nil:
+		err = v.AddBehind(l.Column, l.Copy, d, lacks.Ranges)
+	default:
+		err = v.Add(l.Column, l.Copy, d, engine.Rebuilding, l.Full)
+	}
+	if err != nil {
 		return err
 	}
 	slot := slotOf(w, l.At)
 	slot.tracked = true // from now on the engine knows what the leg misses, even if it is dropped
 	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
-	if was := k.memory.slots[l.Place]; was.leg == l.Leg {
+	switch was := k.memory.slots[l.Place]; {
+	case lacks != nil:
+		slot.whole = lacks.Since
+	case l.Full:
+		slot.whole = l.Revision
+	case was.leg == l.Leg:
 		slot.whole = was.whole
 	}
-	if l.Full {
-		slot.whole = l.Revision
-	}
+	k.stack.since[l.Column][l.Copy].Store(slot.whole)
 	k.memory.slots[l.Place] = slot
-	k.log.Info("rebuild of a leg has begun", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(), "full", l.Full)
+	k.log.Info("rebuild of a leg has begun", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(),
+		"full", l.Full && lacks == nil, "continued", lacks != nil)
 	return nil
 }
 

@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/raid/checkpoint"
@@ -37,6 +39,7 @@ const (
 // tracking is a leg whose target lists what is written to it.
 type tracking interface {
 	Checkpoint(ctx context.Context, commit bool, token uint64) error
+	CheckpointBehind(ctx context.Context, commit bool, token uint64, behind nvmetcp.Behind) error
 	Written(ctx context.Context) (nvmetcp.WrittenLog, error)
 }
 
@@ -63,15 +66,44 @@ func (k *Keeper) startCheckpoints(ctx context.Context) {
 	}
 	ctx, st.stopCheckpoints = context.WithCancel(ctx)
 	for column := range st.wanted.Layout.Stripes {
-		c := &checkpoints{volume: st.volume, column: column, log: k.log}
+		c := &checkpoints{volume: st.volume, column: column, since: st.since[column], log: k.log}
+		if incomplete(st, column) {
+			st.listed[column] = &columnLists{}
+			c.first = func() { k.keepLists(ctx, st, column) }
+		}
 		go c.run(ctx)
 	}
+}
+
+// columnLists are the lists of a column's legs in sync, from before the first checkpoint of this
+// volume. With them, and with its own, it is known what a stale leg lacks.
+type columnLists struct {
+	known bool // otherwise the targets are being asked
+	lists []checkpoint.List
+	err   error
+}
+
+// incomplete reports whether a column has a leg that is not in sync. A leg that no host can be
+// given at present is not among the links.
+func incomplete(st *stack, column int) bool {
+	inSync := membersInSync(st.volume, column)
+	return len(inSync) < st.wanted.Layout.Copies || slices.ContainsFunc(st.wanted.Links, func(l volume.Link) bool {
+		return l.Column == column && !slices.ContainsFunc(inSync, func(m checkpoint.Member) bool { return m.Copy == l.Copy })
+	})
+}
+
+// keepLists asks for the lists of a column, and tells the keeper.
+func (k *Keeper) keepLists(ctx context.Context, st *stack, column int) {
+	lists, err := listsOf(ctx, st.volume, column)
+	k.Tell(func() { st.listed[column] = &columnLists{known: true, lists: lists, err: err} })
 }
 
 // checkpoints takes the checkpoints of a column.
 type checkpoints struct {
 	volume *engine.Volume
 	column int
+	since  []atomic.Uint64 // see checkpoint.Behind, by copy
+	first  func()          // to be done before the first checkpoint; nil: nothing
 	log    *slog.Logger
 
 	last    moment    // of the last checkpoint
@@ -88,6 +120,9 @@ type moment struct {
 }
 
 func (c *checkpoints) run(ctx context.Context) {
+	if c.first != nil {
+		c.first()
+	}
 	look := time.NewTimer(0)
 	defer look.Stop()
 	for {
@@ -153,21 +188,38 @@ func (c *checkpoints) Settle(ctx context.Context) error { return c.volume.Settle
 
 // Begin implements checkpoint.Column.
 func (c *checkpoints) Begin(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
-	return c.tell(ctx, m, false, token)
+	return c.tell(ctx, m, false, token, nvmetcp.Behind{})
 }
 
 // Commit implements checkpoint.Column.
 func (c *checkpoints) Commit(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
-	return c.tell(ctx, m, true, token)
+	behind := nvmetcp.Behind{Since: c.since[m.Copy].Load()}
+	if m.Copying {
+		lacks, given := c.volume.Behind(c.column, m.Copy, nvmetcp.MostBehind)
+		if !given {
+			return checkpoint.ErrChanged
+		}
+		for _, r := range lacks {
+			behind.Ranges = append(behind.Ranges, [2]int64{r.Off, r.End})
+		}
+	}
+	return c.tell(ctx, m, true, token, behind)
 }
 
-func (c *checkpoints) tell(ctx context.Context, m checkpoint.Member, commit bool, token checkpoint.Token) error {
+func (c *checkpoints) tell(ctx context.Context, m checkpoint.Member, commit bool, token checkpoint.Token, behind nvmetcp.Behind) error {
 	t, err := trackingOf(c.volume.Device(c.column, m.Copy))
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, targetTimeout)
 	defer cancel()
+	if m.Copying {
+		err := t.CheckpointBehind(ctx, commit, uint64(token), behind)
+		if err != nil { // a checkpoint does not fail because of it
+			c.log.Debug("a target was not told what a leg lacks", "column", c.column, "copy", m.Copy, "err", err)
+		}
+		return err
+	}
 	return t.Checkpoint(ctx, commit, uint64(token))
 }
 
@@ -202,7 +254,7 @@ func unequal(ctx context.Context, v *engine.Volume, columns int) (parts []engine
 func listsOf(ctx context.Context, v *engine.Volume, column int) ([]checkpoint.List, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	members := v.Members(column)
+	members := membersInSync(v, column)
 	lists, errs := make([]checkpoint.List, len(members)), make(chan error, len(members))
 	for i, m := range members {
 		go func() {
@@ -218,6 +270,11 @@ func listsOf(ctx context.Context, v *engine.Volume, column int) ([]checkpoint.Li
 	return lists, failed
 }
 
+// membersInSync are the legs of a column that are in sync.
+func membersInSync(v *engine.Volume, column int) []checkpoint.Member {
+	return slices.DeleteFunc(v.Members(column), func(m checkpoint.Member) bool { return m.Copying })
+}
+
 func listOf(ctx context.Context, d block.Device) (checkpoint.List, error) {
 	t, err := trackingOf(d)
 	if err != nil {
@@ -227,5 +284,12 @@ func listOf(ctx context.Context, d block.Device) (checkpoint.List, error) {
 	if err != nil {
 		return checkpoint.List{}, err
 	}
-	return checkpoint.List{Committed: checkpoint.Token(l.Committed), Begun: checkpoint.Token(l.Begun), Region: block.Size(l.Region), Words: l.Regions}, nil
+	list := checkpoint.List{Committed: checkpoint.Token(l.Committed), Begun: checkpoint.Token(l.Begun), Region: block.Size(l.Region), Words: l.Regions}
+	if l.Behind != nil {
+		list.Behind = &checkpoint.Behind{Since: l.Behind.Since}
+		for _, r := range l.Behind.Ranges {
+			list.Behind.Ranges = append(list.Behind.Ranges, checkpoint.Range{Off: r[0], End: r[1]})
+		}
+	}
+	return list, nil
 }

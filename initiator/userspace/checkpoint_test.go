@@ -31,6 +31,18 @@ func (d listedDev) Submit(io *block.IO) {
 }
 
 func (d listedDev) Checkpoint(_ context.Context, commit bool, token uint64) error {
+	return d.checkpoint(commit, token, nil)
+}
+
+func (d listedDev) CheckpointBehind(_ context.Context, commit bool, token uint64, behind nvmetcp.Behind) error {
+	b := &checkpoint.Behind{Since: behind.Since}
+	for _, r := range behind.Ranges {
+		b.Ranges = append(b.Ranges, checkpoint.Range{Off: r[0], End: r[1]})
+	}
+	return d.checkpoint(commit, token, b)
+}
+
+func (d listedDev) checkpoint(commit bool, token uint64, behind *checkpoint.Behind) error {
 	d.c.w.mu.Lock()
 	err := d.l.listErr
 	d.c.w.mu.Unlock()
@@ -38,9 +50,9 @@ func (d listedDev) Checkpoint(_ context.Context, commit bool, token uint64) erro
 	case err != nil:
 		return err
 	case commit:
-		return d.l.list.Commit(checkpoint.Token(token))
+		return d.l.list.Commit(checkpoint.Token(token), behind)
 	}
-	d.l.list.Begin(checkpoint.Token(token))
+	d.l.list.Begin(checkpoint.Token(token), behind != nil)
 	return nil
 }
 
@@ -49,7 +61,14 @@ func (d listedDev) Written(context.Context) (nvmetcp.WrittenLog, error) {
 	err := d.l.listErr
 	d.c.w.mu.Unlock()
 	l := d.l.list.List()
-	return nvmetcp.WrittenLog{Committed: uint64(l.Committed), Begun: uint64(l.Begun), Region: uint64(l.Region), Words: uint64(len(l.Words)), Regions: l.Words}, err
+	log := nvmetcp.WrittenLog{Committed: uint64(l.Committed), Begun: uint64(l.Begun), Region: uint64(l.Region), Words: uint64(len(l.Words)), Regions: l.Words}
+	if l.Behind != nil {
+		log.Behind = &nvmetcp.Behind{Since: l.Behind.Since}
+		for _, r := range l.Behind.Ranges {
+			log.Behind.Ranges = append(log.Behind.Ranges, [2]int64{r.Off, r.End})
+		}
+	}
+	return log, err
 }
 
 // lists has the targets of both copies list what is written to them, as after a checkpoint.
@@ -57,8 +76,8 @@ func lists(w *world) {
 	for copy := range 2 {
 		l := w.legs[legID(0, copy)]
 		l.list = checkpoint.NewTracker(volumeSize)
-		l.list.Begin(1)
-		if err := l.list.Commit(1); err != nil {
+		l.list.Begin(1, false)
+		if err := l.list.Commit(1, nil); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -122,8 +141,8 @@ func TestCopiesAreComparedWholeIfAListIsMissing(t *testing.T) {
 	})
 	t.Run("lists of two checkpoints", func(t *testing.T) {
 		wholly(t, "different checkpoints", func(w *world) {
-			w.legs[legID(0, 0)].list.Begin(2)
-			if err := w.legs[legID(0, 0)].list.Commit(2); err != nil {
+			w.legs[legID(0, 0)].list.Begin(2, false)
+			if err := w.legs[legID(0, 0)].list.Commit(2, nil); err != nil {
 				t.Fatal(err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -39,6 +40,8 @@ type stack struct {
 	rebuildRate block.Size
 
 	stopCheckpoints context.CancelFunc
+	listed          map[int]*columnLists // by column, of those that had a stale leg when checkpoints began
+	since           [][]atomic.Uint64    // by column and copy: the slots' whole
 }
 
 // build builds the volume from its legs in sync.
@@ -63,7 +66,11 @@ func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) er
 		}
 		slots[l.Place] = slotOf(w, l)
 	}
-	k.stack = &stack{wanted: w, volume: v, rebuildRate: w.RebuildRate, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
+	since := make([][]atomic.Uint64, w.Layout.Stripes)
+	for i := range since {
+		since[i] = make([]atomic.Uint64, w.Layout.Slots())
+	}
+	k.stack = &stack{listed: map[int]*columnLists{}, since: since, wanted: w, volume: v, rebuildRate: w.RebuildRate, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
 	k.memory.slots, k.memory.Used = slots, true
 	k.trackIfEqual(ctx)
 	if k.stack.equal && !w.ReadOnly {

@@ -23,6 +23,7 @@ const (
 	AdminSecurityRecv Opcode = 0x82
 	AdminSanitize     Opcode = 0x84
 	AdminCheckpoint   Opcode = 0xc0 // Weft's own, see Checkpoint
+	AdminBehind       Opcode = 0xc1 // the same for a leg that is copied to, with data for the controller
 )
 
 // Opcodes on I/O queues (NVM, figure 16).
@@ -83,7 +84,7 @@ var adminNames = map[Opcode]string{
 	AdminGetLogPage: "Get Log Page", AdminIdentify: "Identify", AdminAbort: "Abort",
 	AdminSetFeatures: "Set Features", AdminGetFeatures: "Get Features", AdminAsyncEvent: "Asynchronous Event Request",
 	AdminKeepAlive: "Keep Alive", AdminFormatNVM: "Format NVM", AdminSecuritySend: "Security Send",
-	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize", AdminCheckpoint: "Checkpoint",
+	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize", AdminCheckpoint: "Checkpoint", AdminBehind: "Checkpoint of a Copy",
 }
 
 var ioNames = map[Opcode]string{

@@ -129,6 +129,7 @@ var logStructures = []structure{
 	of("ANALog", anaHeaderSize, ParseANALog, func(v ANALog) []byte { return v.Append(nil) }),
 	of("DiscoveryLog", DiscoveryEntrySize, ParseDiscoveryLog, func(v DiscoveryLog) []byte { v.Records = uint64(len(v.Entries)); return v.Append(nil) }),
 	commandOf("Checkpoint", 0, plain(ParseCheckpoint), noMore(Checkpoint.Command)),
+	of("Behind", behindHeaderSize, ParseBehind, func(v Behind) []byte { return v.Append(nil) }),
 	of("WrittenLog", WrittenHeaderSize, ParseWrittenLog, func(v WrittenLog) []byte { return v.Append(nil) }),
 	of("ReservationNotice", ReservationNotifySize, ParseReservationNotice, func(v ReservationNotice) []byte { return v.Append(nil) }),
 }

@@ -20,6 +20,12 @@
 // lists of all legs in sync has every region in which the copies may differ (Unequal).
 // Package raid/engine copies these from one leg to the others before a volume is used again.
 //
+// # A leg that is copied to
+//
+// It takes part in checkpoints, and its target keeps what it lacked at the last one (Behind).
+// The next host copies that, and what any of the lists names, instead of the whole leg: at the
+// checkpoint, the leg had everything else that the legs in sync had (Lacks).
+//
 // # When lists cannot be trusted
 //
 // Lists are in memory. A target that starts with none says so, and says so until a

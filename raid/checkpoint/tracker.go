@@ -45,6 +45,8 @@ type Tracker struct {
 	before    []uint64 // written before that, and not known to be equal
 	committed Token    // the last; 0: the lists are not complete
 	begun     Token    // 0: none since committed
+	copying   bool     // the leg is copied to, at begun
+	behind    *Behind  // what the leg lacked at the last; nil: nothing
 }
 
 // NewTracker returns a Tracker for a leg about which nothing is known.
@@ -70,14 +72,14 @@ func (t *Tracker) Mark(off, length int64) {
 
 // Begin begins a checkpoint. A checkpoint that was begun before and not committed is given
 // up: what was written before it stays listed. A repeated Begin has no effect, since the
-// host may have acted on the first.
-func (t *Tracker) Begin(token Token) {
+// host may have acted on the first. copying: the leg is copied to, and not in sync.
+func (t *Tracker) Begin(token Token, copying bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.begun == token {
 		return
 	}
-	t.begun = token
+	t.begun, t.copying = token, copying
 	for i := range t.now {
 		if t.now[i].Load() != 0 {
 			t.before[i] |= t.now[i].Swap(0)
@@ -86,9 +88,10 @@ func (t *Tracker) Begin(token Token) {
 }
 
 // Commit forgets what was written before the checkpoint began. The host must know that all
-// legs in sync have it. Commit returns ErrNotBegun if another checkpoint has begun since; a
-// repeated Commit has no effect.
-func (t *Tracker) Commit(token Token) error {
+// legs in sync have it, and this leg too, except in what behind names; nil: the leg is in sync.
+// Commit returns ErrNotBegun if another checkpoint has begun since; a repeated Commit has no
+// effect.
+func (t *Tracker) Commit(token Token, behind *Behind) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -98,7 +101,7 @@ func (t *Tracker) Commit(token Token) error {
 	default:
 		return ErrNotBegun
 	}
-	t.committed, t.begun = token, 0
+	t.committed, t.begun, t.behind = token, 0, behind
 	clear(t.before)
 	return nil
 }
@@ -108,14 +111,17 @@ func (t *Tracker) Commit(token Token) error {
 func (t *Tracker) Forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.committed, t.begun = 0, 0
+	t.committed, t.begun, t.behind = 0, 0, nil
 }
 
 // List returns what is listed.
 func (t *Tracker) List() List {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	l := List{Committed: t.committed, Begun: t.begun, Region: 1 << t.shift, Words: make([]uint64, len(t.now))}
+	l := List{Committed: t.committed, Region: 1 << t.shift, Words: make([]uint64, len(t.now)), Behind: t.behind}
+	if !t.copying {
+		l.Begun = t.begun
+	}
 	for i := range t.now {
 		l.Words[i] = t.before[i] | t.now[i].Load()
 	}

@@ -25,8 +25,8 @@ func TestARangeIsListedWhole(t *testing.T) {
 		{5, 0, nil},
 	} {
 		tracker := NewTracker(200 * Region)
-		tracker.Begin(1)
-		if err := tracker.Commit(1); err != nil {
+		tracker.Begin(1, false)
+		if err := tracker.Commit(1, nil); err != nil {
 			t.Fatal(err)
 		}
 		tracker.Mark(test.off, test.length)
@@ -39,7 +39,7 @@ func TestARangeIsListedWhole(t *testing.T) {
 
 func TestATrackerWithoutACheckpointKnowsNothing(t *testing.T) {
 	tracker := NewTracker(Region)
-	tracker.Begin(7)
+	tracker.Begin(7, false)
 	if _, err := Unequal([]List{tracker.List()}); !errors.Is(err, ErrNoList) {
 		t.Errorf("Unequal without a committed checkpoint: %v, want %v", err, ErrNoList)
 	}
@@ -50,19 +50,19 @@ func TestATrackerWithoutACheckpointKnowsNothing(t *testing.T) {
 
 func TestOnlyTheLastCheckpointIsCommitted(t *testing.T) {
 	tracker := NewTracker(Region)
-	if err := tracker.Commit(1); !errors.Is(err, ErrNotBegun) {
+	if err := tracker.Commit(1, nil); !errors.Is(err, ErrNotBegun) {
 		t.Errorf("Commit(1) before Begin: %v, want %v", err, ErrNotBegun)
 	}
-	if err := tracker.Commit(0); !errors.Is(err, ErrNotBegun) {
+	if err := tracker.Commit(0, nil); !errors.Is(err, ErrNotBegun) {
 		t.Errorf("Commit(0): %v, want %v", err, ErrNotBegun)
 	}
-	tracker.Begin(1)
-	tracker.Begin(2)
-	if err := tracker.Commit(1); !errors.Is(err, ErrNotBegun) {
+	tracker.Begin(1, false)
+	tracker.Begin(2, false)
+	if err := tracker.Commit(1, nil); !errors.Is(err, ErrNotBegun) {
 		t.Errorf("Commit(1) after Begin(2): %v, want %v", err, ErrNotBegun)
 	}
 	for range 2 {
-		if err := tracker.Commit(2); err != nil {
+		if err := tracker.Commit(2, nil); err != nil {
 			t.Errorf("Commit(2): %v", err)
 		}
 	}
@@ -71,10 +71,10 @@ func TestOnlyTheLastCheckpointIsCommitted(t *testing.T) {
 // A host repeats Begin after it has lost the answer to the first.
 func TestARepeatedBeginKeepsWhatWasWrittenSince(t *testing.T) {
 	tracker := NewTracker(2 * Region)
-	tracker.Begin(1)
+	tracker.Begin(1, false)
 	tracker.Mark(0, 1)
-	tracker.Begin(1)
-	if err := tracker.Commit(1); err != nil {
+	tracker.Begin(1, false)
+	if err := tracker.Commit(1, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := tracker.List().Words[0]; got != 1 {
@@ -85,8 +85,8 @@ func TestARepeatedBeginKeepsWhatWasWrittenSince(t *testing.T) {
 func TestListsOfDifferentShapesAreNotUnited(t *testing.T) {
 	a, b := NewTracker(64*Region), NewTracker(65*Region)
 	for _, tracker := range []*Tracker{a, b} {
-		tracker.Begin(1)
-		if err := tracker.Commit(1); err != nil {
+		tracker.Begin(1, false)
+		if err := tracker.Commit(1, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +108,7 @@ func TestNoMarkIsLost(t *testing.T) {
 	}
 	marks.Go(func() {
 		for token := range Token(200) {
-			tracker.Begin(token + 1)
+			tracker.Begin(token+1, false)
 		}
 	})
 	marks.Wait()
@@ -134,8 +134,8 @@ func BenchmarkCheckpoint(b *testing.B) {
 		for j := range uint64(4000) {
 			tracker.Mark(int64((uint64(i)*4000+j)*0x9e3779b97f4a7c15%uint64(256*block.GiB-4096)), 4096)
 		}
-		tracker.Begin(i)
-		if err := tracker.Commit(i); err != nil {
+		tracker.Begin(i, false)
+		if err := tracker.Commit(i, nil); err != nil {
 			b.Fatal(err)
 		}
 	}

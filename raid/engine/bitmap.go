@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 // bitmap is a set of regions. Bits may be set and cleared concurrently; grow and
@@ -61,6 +62,23 @@ func (b *bitmap) setAll() {
 	if b.n > 0 {
 		b.set(0, b.n-1)
 	}
+}
+
+// setBytes puts the regions of a range of bytes into the set, as far as it reaches; a region has
+// 1<<shift bytes.
+func (b *bitmap) setBytes(r checkpoint.Range, shift uint) {
+	if b.n > 0 && r.End > r.Off && uint64(r.Off)>>shift < b.n {
+		b.set(uint64(r.Off)>>shift, min(uint64(r.End-1)>>shift, b.n-1))
+	}
+}
+
+// copied returns a copy of the set, a bit for each region.
+func (b *bitmap) copied() []uint64 {
+	words := make([]uint64, len(b.words))
+	for i := range words {
+		words[i] = b.words[i].Load()
+	}
+	return words
 }
 
 // unset removes one region from the set.

@@ -97,6 +97,17 @@ func (v *Volume) beginEqualize(parts []Part) (q *equalizer, ended chan struct{},
 	return q, ended, nil
 }
 
+// missesEqual notes what a leg may miss of what is made equal without it.
+func (l *leg) missesEqual(parts []Part, column int, region uint) {
+	if column >= len(parts) || !parts[column].Known {
+		l.missed.setAll()
+		return
+	}
+	for _, r := range parts[column].Ranges {
+		l.missed.setBytes(r, region)
+	}
+}
+
 // endEqualize lets waiting IO start if the equalizer has succeeded.
 func (v *Volume) endEqualize(q *equalizer) error {
 	if err := q.result(); err != nil {
@@ -142,7 +153,7 @@ func (v *Volume) equalizing(parts []Part) (*equalizer, error) {
 		c.equalizing = true
 		for i := range c.legs {
 			if l := &c.legs[i]; l.state != InSync {
-				l.missed.setAll()
+				l.missesEqual(parts, k, v.plan.region)
 			}
 		}
 		c.unlock()

@@ -5,8 +5,10 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
 )
 
 func (v *Volume) leg(column, copy int) (*column, *leg, error) {
@@ -28,6 +30,20 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 // Earlier writes to a leg in sync that has a volatile cache may not be durable. So the leg
 // is flushed at once; if it is dropped before that is done, it misses everything.
 func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
+	var lacks []checkpoint.Range
+	if full {
+		lacks = []checkpoint.Range{{Off: 0, End: math.MaxInt64}}
+	}
+	return v.addLeg(column, copy, dev, state, lacks)
+}
+
+// AddBehind adds a leg as Rebuilding that may miss what these ranges name, and what this volume has
+// tracked since New.
+func (v *Volume) AddBehind(column, copy int, dev block.Device, lacks []checkpoint.Range) error {
+	return v.addLeg(column, copy, dev, Rebuilding, lacks)
+}
+
+func (v *Volume) addLeg(column, copy int, dev block.Device, state State, lacks []checkpoint.Range) error {
 	v.change.Lock()
 	defer v.change.Unlock()
 	c, l, err := v.leg(column, copy)
@@ -42,7 +58,7 @@ func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool)
 	c.lock()
 	err = c.mayAdd(l, state)
 	if err == nil {
-		c.add(copy, dev, g, state, full, &e)
+		c.add(copy, dev, g, state, lacks, &e)
 	}
 	r, unknown := l.rebuild, l.state == InSync && l.cached.len() > 0
 	c.unlock()
@@ -115,7 +131,7 @@ func (c *column) mayRebuild(l *leg) error {
 }
 
 // add gives a leg its device. The column is locked.
-func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, full bool, e *effects) {
+func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, lacks []checkpoint.Range, e *effects) {
 	l := &c.legs[copy]
 	again := l.state == InSync
 	l.dev, l.maxIO, l.discards = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0
@@ -136,8 +152,8 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 		c.unpark(e)
 		return
 	}
-	if full {
-		l.missed.setAll()
+	for _, r := range lacks {
+		l.missed.setBytes(r, c.v.plan.region)
 	}
 	l.total = l.missed.len()
 	l.rebuild = newRebuild(c, copy, l.inc)
@@ -196,7 +212,7 @@ func (c *column) renew(copy int, dev block.Device, g block.Geometry, e *effects)
 			p.legs[copy].restart()
 		}
 	}
-	c.add(copy, dev, g, InSync, false, e)
+	c.add(copy, dev, g, InSync, nil, e)
 	c.unpark(e)
 }
 

@@ -14,17 +14,32 @@ import (
 // errUnsettled is returned once a write has failed after it may have reached some legs.
 var errUnsettled = errors.New("writes were given up that may be on some copies only")
 
-// Members returns a column's legs in sync, for a checkpoint.
+// Members returns a column's legs in sync and those that are copied to, for a checkpoint.
 func (v *Volume) Members(column int) (all []checkpoint.Member) {
 	c := &v.columns[column]
 	c.lock()
 	defer c.unlock()
 	for i := range c.legs {
-		if l := &c.legs[i]; l.state == InSync {
-			all = append(all, checkpoint.Member{Copy: i, Stay: l.inc + l.gen})
+		if l := &c.legs[i]; l.member() {
+			all = append(all, checkpoint.Member{Copy: i, Stay: l.inc + l.gen, Copying: l.state != InSync})
 		}
 	}
 	return all
+}
+
+// Behind returns the ranges that a leg lacks, in order: at most so many, which cover what it lacks.
+// It returns false if the leg is given no writes, so that what it lacks grows.
+func (v *Volume) Behind(column, copy, most int) ([]checkpoint.Range, bool) {
+	c := &v.columns[column]
+	c.lock()
+	l := &c.legs[copy]
+	if l.missed == nil || !l.member() {
+		c.unlock()
+		return nil, false
+	}
+	lacks := l.missed.copied()
+	c.unlock()
+	return checkpoint.Ranges(lacks, 1<<v.plan.region, most), true
 }
 
 // Device returns the device of a leg, nil if it has none.
@@ -48,7 +63,7 @@ func (v *Volume) Written(column int) (n uint64) {
 }
 
 // Settle waits until all writes to a column that were accepted before the call are on every
-// leg in sync, and so in the list of a checkpoint that began before it. It must not be
+// leg in sync, and on those that are copied to where these do not lack them already, and so in the list of a checkpoint that began before it. It must not be
 // called before the copies are equal, nor twice at once for a column.
 func (v *Volume) Settle(ctx context.Context, column int) error {
 	s := v.beginSettle(column)

@@ -50,6 +50,7 @@ func (w *world) attach() {
 		}
 	}
 	w.v = v
+	w.keepLists()
 	for k, copies := range w.legs {
 		for i, l := range copies {
 			if !l.inSync {
@@ -198,6 +199,13 @@ func (w *world) readd(k, i int) {
 		}
 	}
 	full := l.needFull && !w.errant.partialOfUnknown || w.r.IntN(5) == 0
+	if lacks, known := w.behind(k, l); known && full {
+		w.marks.resumed++
+		if err := w.v.AddBehind(k, i, l.connect(), lacks); err != nil {
+			w.fail("%w", err)
+		}
+		return
+	}
 	if err := w.v.Add(k, i, l.connect(), Rebuilding, full); err != nil {
 		w.fail("%w", err)
 	}

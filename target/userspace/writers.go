@@ -64,12 +64,24 @@ func (e *exported) Checkpoint(k nvmetcp.Checkpoint) error {
 	case now != e.losses: // the leg may lack what its host believes it to have
 		return errLosses
 	case k.Commit:
-		return t.written.Commit(checkpoint.Token(k.Token))
+		return t.written.Commit(checkpoint.Token(k.Token), behindOf(k.Behind))
 	case t.losses.Swap(now) != now:
 		t.written.Forget()
 	}
-	t.written.Begin(checkpoint.Token(k.Token))
+	t.written.Begin(checkpoint.Token(k.Token), k.Behind != nil)
 	return nil
+}
+
+// behindOf is what a host says that the leg lacks; nil: nothing.
+func behindOf(l *nvmetcp.Behind) *checkpoint.Behind {
+	if l == nil {
+		return nil
+	}
+	b := &checkpoint.Behind{Since: l.Since}
+	for _, r := range l.Ranges {
+		b.Ranges = append(b.Ranges, checkpoint.Range{Off: r[0], End: r[1]})
+	}
+	return b
 }
 
 // Written implements controller.Tracker. If the drive may have lost writes that are listed no
@@ -84,7 +96,14 @@ func (e *exported) Written() (nvmetcp.WrittenLog, error) {
 	if t.losses.Load() != t.below.Losses() {
 		l.Committed = 0
 	}
-	return nvmetcp.WrittenLog{
+	log := nvmetcp.WrittenLog{
 		Committed: uint64(l.Committed), Begun: uint64(l.Begun), Region: uint64(l.Region), Words: uint64(len(l.Words)), Regions: l.Words,
-	}, nil
+	}
+	if l.Behind != nil {
+		log.Behind = &nvmetcp.Behind{Since: l.Behind.Since}
+		for _, r := range l.Behind.Ranges {
+			log.Behind.Ranges = append(log.Behind.Ranges, [2]int64{r.Off, r.End})
+		}
+	}
+	return log, nil
 }

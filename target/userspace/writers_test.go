@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -131,6 +132,33 @@ func TestAHostThatMayNotBeAloneTakesNoCheckpoint(t *testing.T) {
 		t.Errorf("checkpoint of a host that was fenced: %v, want %v", err, block.ErrUnsupported)
 	}
 	export(t, l).take(t, 5)
+}
+
+// What a host says that a leg lacks is kept until the next checkpoint, and a checkpoint that begins
+// for a leg that is copied to does not look like one of a leg in sync.
+func TestATargetKeepsWhatALegLacks(t *testing.T) {
+	_, d, e := newListed(t)
+	lacks := &nvmetcp.Behind{Since: 4, Ranges: [][2]int64{{region, 5 * region}}}
+	must(t, e.Checkpoint(nvmetcp.Checkpoint{Token: 2, Behind: &nvmetcp.Behind{}}))
+	if l, err := e.Written(); err != nil || l.Begun != 0 {
+		t.Errorf("a checkpoint has begun for a leg that is copied to: its list says %d, %v", l.Begun, err)
+	}
+	must(t, e.Checkpoint(nvmetcp.Checkpoint{Token: 2, Commit: true, Behind: lacks}))
+	if l, err := e.Written(); err != nil || l.Committed != 2 || !reflect.DeepEqual(l.Behind, lacks) {
+		t.Errorf("the list is %+v, %v, want that the leg lacks %+v", l, err, lacks)
+	}
+	e.take(t, 3)
+	if l, err := e.Written(); err != nil || l.Behind != nil {
+		t.Errorf("after a checkpoint of a leg in sync it lacks %+v, %v", l.Behind, err)
+	}
+	must(t, e.Checkpoint(nvmetcp.Checkpoint{Token: 4, Behind: &nvmetcp.Behind{}}))
+	must(t, e.Checkpoint(nvmetcp.Checkpoint{Token: 4, Commit: true, Behind: lacks}))
+	d.mu.Lock()
+	d.losses++
+	d.mu.Unlock()
+	if l, err := e.Written(); err != nil || l.Committed != 0 {
+		t.Errorf("after a loss the list is %+v, %v, want nothing known", l, err)
+	}
 }
 
 func TestAfterALossNothingIsKnown(t *testing.T) {

@@ -32,7 +32,14 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 	case nvmetcp.AdminAbort:
 		r.abort(a)
 	case nvmetcp.AdminCheckpoint:
-		r.finish(a.checkpoint(r))
+		r.finish(a.checkpoint(nvmetcp.ParseCheckpoint(&r.cmd)))
+	case nvmetcp.AdminBehind:
+		n := int(r.cmd.SGL().Length)
+		if n > nvmetcp.MostBehindLen {
+			r.finish(nvmetcp.InvalidSGLLength | dnr)
+			return nil
+		}
+		return c.fetch(r, p, n, n, (*request).checkpointBehind)
 	default:
 		r.finish(nvmetcp.InvalidOpcode | dnr)
 	}

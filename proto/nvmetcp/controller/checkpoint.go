@@ -33,9 +33,20 @@ func (a *association) tracker(nsid uint32) (Tracker, nvmetcp.Status) {
 	return t, nvmetcp.Success
 }
 
-// checkpoint answers an AdminCheckpoint command.
-func (a *association) checkpoint(r *request) nvmetcp.Status {
+// checkpointBehind answers an AdminBehind command.
+func (r *request) checkpointBehind() {
 	k := nvmetcp.ParseCheckpoint(&r.cmd)
+	behind, err := nvmetcp.ParseBehind(r.data[:r.want])
+	if err != nil {
+		r.finish(nvmetcp.InvalidField | dnr)
+		return
+	}
+	k.Behind = &behind
+	r.finish(r.association().checkpoint(k))
+}
+
+// checkpoint begins or commits a checkpoint.
+func (a *association) checkpoint(k nvmetcp.Checkpoint) nvmetcp.Status {
 	t, status := a.tracker(k.NSID)
 	if status != nvmetcp.Success {
 		return status

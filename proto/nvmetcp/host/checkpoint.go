@@ -36,6 +36,13 @@ func (n *Namespace) Checkpoint(ctx context.Context, commit bool, token uint64) e
 	return n.adminCommand(ctx, k.Command(), nil)
 }
 
+// CheckpointBehind is Checkpoint for a namespace that is copied to, with what it lacks. A controller
+// of an earlier version answers with an error that is [block.ErrUnsupported].
+func (n *Namespace) CheckpointBehind(ctx context.Context, commit bool, token uint64, behind nvmetcp.Behind) error {
+	k := nvmetcp.Checkpoint{NSID: n.state.Load().NSID, Commit: commit, Token: token, Behind: &behind}
+	return n.adminCommand(ctx, k.Command(), behind.Append(nil))
+}
+
 // Written returns the controller's list of written regions. Nobody may take a checkpoint
 // meanwhile.
 func (n *Namespace) Written(ctx context.Context) (nvmetcp.WrittenLog, error) {
@@ -47,11 +54,12 @@ func (n *Namespace) Written(ctx context.Context) (nvmetcp.WrittenLog, error) {
 	if err != nil {
 		return nvmetcp.WrittenLog{}, err
 	}
-	if log.Words > mostWords {
-		return nvmetcp.WrittenLog{}, fmt.Errorf("log of written regions of %v: %d words, at most %d are read: %w", n, log.Words, mostWords, block.ErrRange)
+	if log.Words > mostWords || log.BehindLen > nvmetcp.MostBehindLen {
+		return nvmetcp.WrittenLog{}, fmt.Errorf("log of written regions of %v: %d words and %d bytes, at most %d and %d are read: %w",
+			n, log.Words, log.BehindLen, mostWords, nvmetcp.MostBehindLen, block.ErrRange)
 	}
 	all := header
-	for size := nvmetcp.WrittenHeaderSize + 8*int(log.Words); len(all) < size; {
+	for size := log.Size(); len(all) < size; {
 		piece, err := n.writtenPiece(ctx, len(all), min(logPiece, int(n.state.Load().maxIO), size-len(all)))
 		if err != nil {
 			return nvmetcp.WrittenLog{}, err

@@ -48,6 +48,8 @@ func TestAListOfWritesIsReadWhole(t *testing.T) {
 	}
 	w := newWorld(t, d)
 	n := space(t, connect(t, w.config()), uuidA)
+	d.log.Behind = &nvmetcp.Behind{Since: 3, Ranges: [][2]int64{{0, 1 << 20}, {3 << 20, 1 << 40}}}
+	d.log.BehindLen = 48
 	got, err := n.Written(t.Context())
 	if err != nil || !reflect.DeepEqual(got, d.log) {
 		t.Errorf("Written: %d words, %v; want the %d of the device", len(got.Regions), err, len(d.log.Regions))
@@ -73,9 +75,24 @@ func TestCheckpointsReachTheDevice(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	want := []nvmetcp.Checkpoint{{NSID: 1, Token: 1<<40 + 5}, {NSID: 1, Token: 1<<40 + 5, Commit: true}}
+	lacks := nvmetcp.Behind{Since: 1 << 50}
+	for i := range int64(nvmetcp.MostBehind) {
+		lacks.Ranges = append(lacks.Ranges, [2]int64{i << 40, i<<40 + 65536})
+	}
+	if err := n.CheckpointBehind(t.Context(), true, 9, lacks); err != nil {
+		t.Error(err)
+	}
+	want := []nvmetcp.Checkpoint{{NSID: 1, Token: 1<<40 + 5}, {NSID: 1, Token: 1<<40 + 5, Commit: true}, {NSID: 1, Token: 9, Commit: true, Behind: &lacks}}
 	if !reflect.DeepEqual(d.got, want) {
 		t.Errorf("the device got %+v, want %+v", d.got, want)
+	}
+	for what, ranges := range map[string][][2]int64{
+		"ranges out of order": {{65536, 131072}, {0, 65536}}, "an empty range": {{65536, 65536}}, "a negative range": {{-65536, 65536}},
+		"too many ranges": append(lacks.Ranges, [2]int64{1 << 60, 1 << 61}),
+	} {
+		if err := n.CheckpointBehind(t.Context(), true, 10, nvmetcp.Behind{Ranges: ranges}); err == nil {
+			t.Errorf("a checkpoint with %s: no error", what)
+		}
 	}
 	if err := n.Checkpoint(t.Context(), false, 0); err == nil {
 		t.Error("a checkpoint without a token: no error")
@@ -94,6 +111,9 @@ func TestADeviceWithoutAListSaysSo(t *testing.T) {
 	n := space(t, connect(t, w.config()), uuidA)
 	if err := n.Checkpoint(t.Context(), false, 5); !errors.Is(err, block.ErrUnsupported) {
 		t.Errorf("a checkpoint without a list: %v, want %v", err, block.ErrUnsupported)
+	}
+	if err := n.CheckpointBehind(t.Context(), false, 5, nvmetcp.Behind{}); !errors.Is(err, block.ErrUnsupported) {
+		t.Errorf("a checkpoint of a copy without a list: %v, want %v", err, block.ErrUnsupported)
 	}
 	if _, err := n.Written(t.Context()); !errors.Is(err, nvmetcp.InvalidLogPage) {
 		t.Errorf("the list of a device without one: %v, want %v", err, nvmetcp.InvalidLogPage)
