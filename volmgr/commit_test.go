@@ -273,3 +273,53 @@ func TestNothingOfAFailedCommitIsTold(t *testing.T) {
 		t.Errorf("the look = %v and saw the pools %v", got, seen)
 	}
 }
+
+// An agent's report that changes nothing, and a tick, cost no round among the managers. What is
+// answered does, even if it changes nothing.
+func TestAReportThatChangesNothingAsksNobody(t *testing.T) {
+	m, err := New(Config{Dir: initialized(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	asked, committed := 0, 0
+	m.records = hooked{m.records,
+		func(records []cluster.Record, commit func([]cluster.Record) error) error {
+			committed++
+			return commit(records)
+		},
+		func(confirm func() error) error { asked++; return confirm() },
+	}
+	report := cluster.TargetReport{Node: "t1", BootID: "1"}
+	for _, c := range []struct {
+		what             string
+		input            cluster.Input // nil: a look at the state
+		asked, committed int
+		fails            bool
+	}{
+		{"the first report", cluster.TargetReported{Session: 1, Report: report}, 0, 1, false},
+		{"the same report", cluster.TargetReported{Session: 1, Report: report}, 0, 0, false},
+		{"no news", cluster.TargetRepeated{Session: 1, Node: "t1"}, 0, 0, false},
+		{"a tick", cluster.Tick{}, 0, 0, false},
+		{"a report that is refused", cluster.TargetRepeated{Session: 1, Node: "t2"}, 1, 0, true},
+		{"a new pool", cluster.CreatePool{Name: "gold"}, 0, 1, false},
+		{"a pool that is there", cluster.CreatePool{Name: "gold"}, 1, 0, false},
+		{"a volume to delete that is not there", cluster.DeleteVolume{Volume: "v1"}, 1, 0, false},
+		{"a look", nil, 1, 0, false},
+	} {
+		asked, committed = 0, 0
+		a := ask{input: c.input, reply: make(chan answer, 1)}
+		if c.input == nil {
+			a.look = func() {}
+		}
+		if err := m.work(a); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-a.reply; (got.err != nil) != c.fails {
+			t.Errorf("%s: %v", c.what, got.err)
+		}
+		if asked != c.asked || committed != c.committed {
+			t.Errorf("%s: %d confirmations and %d commits, want %d and %d", c.what, asked, committed, c.asked, c.committed)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -217,7 +219,7 @@ func BenchmarkThreeManagers(b *testing.B) {
 			b.Errorf("%s: %v", name, err)
 		}
 	}
-	before, begin, used := t.decisions(), time.Now(), cpu(b)
+	before, begin, used := t.spent(), time.Now(), cpu(b)
 	inParallel(64, volumes, create).report(b, "create")
 	b.ReportMetric(float64(volumes)/time.Since(begin).Seconds(), "creates/s")
 	b.ReportMetric(float64((cpu(b)-used).Microseconds())/float64(volumes), "cpu-µs/create")
@@ -225,42 +227,49 @@ func BenchmarkThreeManagers(b *testing.B) {
 		all, err := client.ListVolumes(ctx, &pb.ListVolumesRequest{})
 		return err == nil && !slices.ContainsFunc(all.GetVolumes(), func(v *pb.Volume) bool { return v.GetState() != pb.VolumeState_VOLUME_STATE_READY })
 	})
-	t.decided(before)
+	t.reportSpent(before)
 	inParallel(1, 300, create).report(b, "alone")
 	t.replace(ctx, client, create)
 	t.restart(ctx, client)
 	b.ReportMetric(0, "ns/op")
 }
 
-// decisions returns how many batches the leader has decided, by the bounds of their times.
-func (t *trio) decisions() map[float64]uint64 {
-	all := prometheus.NewRegistry()
-	all.MustRegister(t.leader().metrics.step)
-	families, err := all.Gather()
-	if err != nil {
-		t.b.Fatal(err)
+// spent is how often a manager's loop did something, by the bounds of how long that took.
+type spent map[float64]uint64
+
+// spent returns where the leader's loop has spent its time.
+func (t *trio) spent() map[string]spent {
+	m := &t.leader().metrics
+	return map[string]spent{"decision": spentIn(t.b, m.step), "commit": spentIn(t.b, m.commit), "confirm": spentIn(t.b, m.confirm)}
+}
+
+func spentIn(b *testing.B, times prometheus.Histogram) spent {
+	var m dto.Metric
+	if err := times.Write(&m); err != nil {
+		b.Fatal(err)
 	}
-	within := map[float64]uint64{}
-	for _, bucket := range families[0].GetMetric()[0].GetHistogram().GetBucket() {
+	within := spent{math.Inf(1): m.GetHistogram().GetSampleCount()}
+	for _, bucket := range m.GetHistogram().GetBucket() {
 		within[bucket.GetUpperBound()] = bucket.GetCumulativeCount()
 	}
 	return within
 }
 
-// decided reports the bound within which 99 % of the leader's decisions were made since an earlier
-// count: creates, agents' reports and ticks, each with those that waited beside it.
-func (t *trio) decided(before map[float64]uint64) {
-	now := t.decisions()
-	bounds := slices.Sorted(maps.Keys(now))
-	most := bounds[len(bounds)-1]
-	all := now[most] - before[most]
-	for _, bound := range bounds {
-		if (now[bound]-before[bound])*100 >= all*99 {
-			t.b.ReportMetric(bound*1e3, "decision-p99-within-ms")
-			break
+// reportSpent reports where the leader's loop has spent its time since before: how often it decided
+// (creates, agents' reports and ticks, each with those that waited beside it), committed and asked
+// for a confirmation, and the bound within which 99 % of each were done.
+func (t *trio) reportSpent(before map[string]spent) {
+	for what, now := range t.spent() {
+		bounds := slices.Sorted(maps.Keys(now))
+		all := now[math.Inf(1)] - before[what][math.Inf(1)]
+		t.b.ReportMetric(float64(all), what+"s")
+		for _, bound := range bounds {
+			if all > 0 && (now[bound]-before[what][bound])*100 >= all*99 {
+				t.b.ReportMetric(bound*1e3, what+"-p99-within-ms")
+				break
+			}
 		}
 	}
-	t.b.ReportMetric(float64(all), "decisions")
 }
 
 // replace removes a manager that does not lead, and adds a new one while volumes are created.

@@ -16,8 +16,8 @@ import (
 
 // metrics are the loop's own measurements.
 type metrics struct {
-	step, commit prometheus.Histogram
-	refused      *prometheus.CounterVec
+	step, commit, confirm prometheus.Histogram
+	refused               *prometheus.CounterVec
 }
 
 func newMetrics() metrics {
@@ -27,8 +27,9 @@ func newMetrics() metrics {
 		})
 	}
 	return metrics{
-		step:   histogram(metric.ManagerStepSeconds, "Time to decide a batch of inputs."),
-		commit: histogram(metric.ManagerCommitSeconds, "Time to make a batch of records durable."),
+		step:    histogram(metric.ManagerStepSeconds, "Time to decide a batch of inputs."),
+		commit:  histogram(metric.ManagerCommitSeconds, "Time until a batch of records is durable: at a majority of the managers, or on the disk of the only one."),
+		confirm: histogram(metric.ManagerConfirmSeconds, "Time until a majority of the managers has confirmed that this one leads, for answers without a record."),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: metric.ManagerRefusedCalls, Help: "Calls that were refused because of who made them.",
 		}, []string{"method"}),
@@ -52,6 +53,7 @@ var (
 func (m *Manager) Describe(out chan<- *prometheus.Desc) {
 	m.metrics.step.Describe(out)
 	m.metrics.commit.Describe(out)
+	m.metrics.confirm.Describe(out)
 	m.metrics.refused.Describe(out)
 	for _, d := range slices.Concat(stateDescs, []*prometheus.Desc{streamsDesc, leadsDesc, managersDesc, toSpareDesc, termDesc, generationDesc}) {
 		out <- d
@@ -62,6 +64,7 @@ func (m *Manager) Describe(out chan<- *prometheus.Desc) {
 func (m *Manager) Collect(out chan<- prometheus.Metric) {
 	out <- m.metrics.step
 	out <- m.metrics.commit
+	out <- m.metrics.confirm
 	m.metrics.refused.Collect(out)
 	m.collectManagers(out)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -61,3 +61,25 @@ func TestTheRecordOfALostLegGoesBeforeAllThatWaits(t *testing.T) {
 		})
 	}
 }
+
+// A batch that takes long to decide ends, so that those whose batch it is, and a lost leg that comes
+// next, do not wait for all that waits. One that is decided at once takes all of it.
+func TestABatchEndsAfterItsTime(t *testing.T) {
+	for each, want := range map[time.Duration]int{0: 20, time.Millisecond: 6, time.Second: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			state, _ := cluster.New(block.ClusterID{UUID: newUUID()})
+			m := newManager(Config{}.withDefaults(), nil, state)
+			defer synctest.Wait()
+			defer close(m.ended)
+			clock := time.Now()
+			m.cfg.Now = func() time.Time { clock = clock.Add(each); return clock }
+			for i := range 20 {
+				go func() { _, _ = m.step(t.Context(), cluster.CreatePool{Name: fmt.Sprintf("p%d", i)}) }()
+			}
+			synctest.Wait()
+			if got := len(m.fill(<-m.asks).asks); got != want {
+				t.Errorf("a batch of %d inputs, each of which takes %v; want %d", got, each, want)
+			}
+		})
+	}
+}

@@ -18,7 +18,8 @@
 // In a quorum (Config.Quorum) one or several managers keep the records, and the loop runs only
 // at the one that leads. A leader that is deposed forgets the state, and loads it when it leads
 // again. What it answers without having recorded anything, it answers after a majority has
-// confirmed that it still leads. Others answer ErrNotLeading, with the leader's address; while no
+// confirmed that it still leads; an agent's report that changes nothing is not answered, and asks
+// nobody. Others answer ErrNotLeading, with the leader's address; while no
 // leader is known, calls wait for the election.
 //
 // Lists, status and wanted states are made from snapshots of the state, beside the loop.
@@ -261,9 +262,14 @@ func (m *Manager) Close() error { return m.records.Close() }
 // tickEvery is how often the state checks leases and silent agents.
 const tickEvery = 250 * time.Millisecond
 
-// batchMost is the largest number of inputs in one commit. It keeps a transaction far below
-// Badger's limit of some 5 MiB.
-const batchMost = 128
+// A batch takes what waits, and waits for nothing itself. It ends with one of these, so that a
+// transaction stays far below Badger's limit of some 5 MiB, and those whose batch it is, and a
+// record of lost legs that comes next, wait no longer than that for a decision.
+const (
+	batchMost    = 512 // inputs
+	batchRecords = 1024
+	batchTime    = 5 * time.Millisecond
+)
 
 // Run returns when ctx ends, or with the error of a failed commit. In a quorum it decides only
 // while it leads.
@@ -381,6 +387,36 @@ type batch struct {
 	answers  []answer
 	records  []cluster.Record
 	urgent   bool // one of asks is a record of lost legs
+	// When the first and the last input were stepped through.
+	began, last time.Time
+}
+
+// full reports whether the next input belongs to the next batch.
+func (b *batch) full() bool {
+	return len(b.asks) >= batchMost || len(b.records) >= batchRecords || b.last.Sub(b.began) >= batchTime
+}
+
+// changed reports whether there is anything in the batch that somebody is told: an answer, an event
+// or another wanted state. An agent is not answered.
+func (b *batch) changed() bool {
+	for i, a := range b.asks {
+		out := &b.outcomes[i]
+		if !fromAgent(a.input) || b.answers[i].err != nil || out.Result != nil || len(out.Records)+len(out.Changed)+len(out.Events) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// fromAgent reports whether an input is what an agent says of itself, or the passing of time. Nobody
+// waits for its answer to learn what is so.
+func fromAgent(in cluster.Input) bool {
+	switch in.(type) {
+	case cluster.TargetReported, cluster.TargetRepeated, cluster.TargetLost,
+		cluster.InitiatorReported, cluster.InitiatorRepeated, cluster.InitiatorLost, cluster.Tick:
+		return true
+	}
+	return false
 }
 
 // stepThrough adds a request to a batch.
@@ -389,8 +425,11 @@ func (m *Manager) stepThrough(b *batch, a ask) {
 	var got answer
 	if a.input != nil {
 		m.fork = nil
+		if b.last = m.cfg.Now(); b.began.IsZero() {
+			b.began = b.last
+		}
 		var err error
-		out, err = m.state.StepFor(m.cfg.Now(), a.input, a.asked)
+		out, err = m.state.StepFor(b.last, a.input, a.asked)
 		got = answer{out.Result, err}
 	}
 	b.asks, b.outcomes, b.answers = append(b.asks, a), append(b.outcomes, out), append(b.answers, got)
@@ -399,7 +438,7 @@ func (m *Manager) stepThrough(b *batch, a ask) {
 
 // takeUrgent adds the records of lost legs that wait.
 func (m *Manager) takeUrgent(b *batch) {
-	for len(b.asks) < batchMost {
+	for !b.full() {
 		select {
 		case a := <-m.urgent:
 			b.urgent = true
@@ -410,7 +449,7 @@ func (m *Manager) takeUrgent(b *batch) {
 	}
 }
 
-// fill steps through a request and the others that wait, up to batchMost. Before each one it
+// fill steps through a request and the others that wait, until the batch is full. Before each one it
 // takes the records of lost legs that have come meanwhile, and none after them.
 func (m *Manager) fill(first ask) *batch {
 	b := &batch{}
@@ -418,7 +457,7 @@ func (m *Manager) fill(first ask) *batch {
 	m.stepThrough(b, first)
 	for {
 		m.takeUrgent(b)
-		if b.urgent || len(b.asks) >= batchMost {
+		if b.urgent || b.full() {
 			return b
 		}
 		select {
@@ -438,21 +477,30 @@ func (m *Manager) work(first ask) error {
 	return m.finish(b)
 }
 
-// finish commits a batch and then answers.
-func (m *Manager) finish(b *batch) error {
+// settled makes what a batch has decided certain: its records durable or, if it has none, that this
+// manager still leads. A batch that tells nobody anything needs neither.
+func (m *Manager) settled(b *batch) error {
+	if !b.changed() {
+		return nil
+	}
+	begin, took, do := m.cfg.Now(), m.metrics.confirm, m.records.Confirm
 	if len(b.records) > 0 {
-		begin := m.cfg.Now()
-		if err := m.records.Commit(b.records); err != nil {
-			return m.startOver(b.asks, err)
-		}
-		if m.quorum == nil { // else the quorum's store says so
-			if err := m.noteRevoked(b.records); err != nil {
-				return err
-			}
-		}
-		m.metrics.commit.Observe(m.cfg.Now().Sub(begin).Seconds())
-	} else if err := m.records.Confirm(); err != nil {
+		took, do = m.metrics.commit, func() error { return m.records.Commit(b.records) }
+	}
+	err := do()
+	took.Observe(m.cfg.Now().Sub(begin).Seconds())
+	return err
+}
+
+// finish settles a batch and then answers.
+func (m *Manager) finish(b *batch) error {
+	if err := m.settled(b); err != nil {
 		return m.startOver(b.asks, err)
+	}
+	if m.quorum == nil && len(b.records) > 0 { // else the quorum's store says so
+		if err := m.noteRevoked(b.records); err != nil {
+			return err
+		}
 	}
 	for i, a := range b.asks {
 		if a.look != nil {

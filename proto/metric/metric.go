@@ -36,15 +36,16 @@ const (
 
 // Of each manager.
 const (
-	ManagerStreams       = "weft_volmgr_streams"
-	ManagerLeads         = "weft_volmgr_leads"
-	Managers             = "weft_volmgr_managers"
-	ManagersToSpare      = "weft_volmgr_managers_to_spare"
-	ManagerTerm          = "weft_volmgr_term"
-	ManagerGeneration    = "weft_volmgr_generation"
-	ManagerStepSeconds   = "weft_volmgr_step_seconds"
-	ManagerCommitSeconds = "weft_volmgr_commit_seconds"
-	ManagerRefusedCalls  = "weft_volmgr_refused_calls_total"
+	ManagerStreams        = "weft_volmgr_streams"
+	ManagerLeads          = "weft_volmgr_leads"
+	Managers              = "weft_volmgr_managers"
+	ManagersToSpare       = "weft_volmgr_managers_to_spare"
+	ManagerTerm           = "weft_volmgr_term"
+	ManagerGeneration     = "weft_volmgr_generation"
+	ManagerStepSeconds    = "weft_volmgr_step_seconds"
+	ManagerCommitSeconds  = "weft_volmgr_commit_seconds"
+	ManagerConfirmSeconds = "weft_volmgr_confirm_seconds"
+	ManagerRefusedCalls   = "weft_volmgr_refused_calls_total"
 )
 
 // Of each daemon with a server.

@@ -25,6 +25,9 @@ func (m Message) To() ID { return ID(m.pb.GetTo()) }
 // From is the sender.
 func (m Message) From() ID { return ID(m.pb.GetFrom()) }
 
+// Type is what Raft calls the kind of message.
+func (m Message) Type() string { return m.pb.GetType().String() }
+
 // Snapshot returns, for a message that brings a snapshot, its position. The sender's state,
 // as of before the output is applied, has to travel with it, and the receiver keeps it at hand
 // before it steps through the message.

@@ -151,6 +151,10 @@ type Output struct {
 	Rewrite *wal.State
 	// Install is the position of that snapshot: the state that came with it becomes the state.
 	Install *Position
+	// Early may be sent before Hard and Entries are durable: a leader's entries and heartbeats,
+	// so that followers write while it does (Ongaro's thesis, 10.2.1). Its own vote for an entry
+	// still counts only after Done.
+	Early []Message
 	// Hard and Entries have to be durable before Messages are sent, unless both are nil.
 	Hard    *wal.HardState
 	Entries []wal.Entry
@@ -273,14 +277,18 @@ func (n *Node) next() (*Output, error) {
 	}
 	n.ready = n.raft.Ready()
 	out := &Output{}
+	for _, m := range n.ready.Messages {
+		if n.goesEarly(m) {
+			out.Early = append(out.Early, Message{m})
+		} else {
+			out.Messages = append(out.Messages, Message{m})
+		}
+	}
 	if n.ready.SoftState != nil {
 		n.soft = *n.ready.SoftState
 	}
 	if err := n.save(out); err != nil {
 		return nil, err
-	}
-	for _, m := range n.ready.Messages {
-		out.Messages = append(out.Messages, Message{m})
 	}
 	if err := n.commit(out); err != nil {
 		return nil, err
@@ -288,6 +296,13 @@ func (n *Node) next() (*Output, error) {
 	n.settle()
 	out.Answers, n.answers = n.answers, nil
 	return out, nil
+}
+
+// goesEarly reports whether a message promises nothing that is not durable yet. Only the leader of a
+// term sends entries and heartbeats, and its term and vote were saved with an earlier output.
+func (n *Node) goesEarly(m *raftpb.Message) bool {
+	kind := m.GetType()
+	return (kind == raftpb.MsgApp || kind == raftpb.MsgHeartbeat) && m.GetTerm() == n.hard.Term
 }
 
 // save says what has to be durable. A hard state in which only the commit index is new is

@@ -85,6 +85,7 @@ func rows() []row {
 		{"Managers", []panel{
 			graph("Leads", "short", query{metric.ManagerLeads, "{{instance}}"}),
 			graph("Time of a commit, mean", "s", query{mean(metric.ManagerCommitSeconds, "$__rate_interval"), "{{instance}}"}),
+			graph("Time of a confirmation, mean", "s", query{mean(metric.ManagerConfirmSeconds, "$__rate_interval"), "{{instance}}"}),
 			graph("Time of a decision, mean", "s", query{mean(metric.ManagerStepSeconds, "$__rate_interval"), "{{instance}}"}),
 			graph("Connected agents", "short", query{metric.ManagerStreams, "{{instance}} {{agent}}"}),
 			graph("Levels and versions", "short", query{"max(" + metric.Level + ")", "level"}, query{"max(" + metric.NewestLevel + ")", "newest level"}, query{"max(" + metric.Versions + ")", "versions"}),

@@ -5,6 +5,9 @@
 //
 //	inputs ─► quorum.Node ─► 1 log: save, fsync ─► 2 send ─► 3 store: apply ─► 4 answers
 //
+// A leader sends entries and heartbeats before it saves, so that it and its followers write at the
+// same time. All else, such as an acknowledgement or a vote, is sent after the fsync.
+//
 // The log is the truth: an entry is applied to the store in one transaction, which need not be
 // durable. A store that a crash has set back, wholly or in part, is made whole by applying the
 // log again from its base on, since an entry sets and removes keys and nothing else. The store
@@ -185,6 +188,9 @@ func (m *Member) Step(inputs ...quorum.Input) (answers []quorum.Answer, err erro
 
 // carryOut does what an output says.
 func (m *Member) carryOut(out *quorum.Output) error {
+	if err := m.send(out.Early); err != nil {
+		return err
+	}
 	if err := m.save(out); err != nil {
 		return err
 	}

@@ -233,6 +233,57 @@ func TestAnOlderDiskIsRefused(t *testing.T) {
 	})
 }
 
+// underWay counts the messages under way that one member has sent, by type.
+func (w *world) underWay(from quorum.ID) map[string]int {
+	w.t.Helper()
+	count := map[string]int{}
+	for _, f := range w.net {
+		m, err := quorum.DecodeMessage(f.text)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if m.From() == from {
+			count[m.Type()]++
+		}
+	}
+	return count
+}
+
+// A leader sends an entry to the others before it is on its own disk, and answers only after that.
+func TestFollowersWriteWhileTheLeaderDoes(t *testing.T) {
+	w := still(t, 3)
+	leader := w.leader()
+	leader.disk.CutAt = leader.disk.Ops() + 1
+	w.propose(leader)
+	if leader.member != nil {
+		t.Fatal("its disk was not written")
+	}
+	if got := w.underWay(leader.id); got["MsgApp"] != 2 {
+		t.Errorf("sent before the disk has the entry: %v, want it at both others", got)
+	}
+	if p := w.proposals[len(w.proposals)-1]; p.answered != 0 {
+		t.Errorf("the proposal is answered with %v", p.err)
+	}
+	w.settle()
+}
+
+// What a member acknowledges is on its disk.
+func TestAFollowerAcknowledgesWhatIsOnItsDisk(t *testing.T) {
+	w := still(t, 3)
+	leader := w.leader()
+	follower := w.others(leader)[0]
+	follower.disk.CutAt = follower.disk.Ops() + 2 // the sync after the write
+	w.propose(leader)
+	w.deliver()
+	if follower.member != nil {
+		t.Fatal("its disk was not synced")
+	}
+	if got := w.underWay(follower.id); got["MsgAppResp"] != 0 {
+		t.Errorf("sent before the sync: %v", got)
+	}
+	w.settle()
+}
+
 // messagesTo takes what is under way to a member after a tick of the others.
 func messagesTo(w *world, id quorum.ID) (messages []quorum.Message) {
 	for _, m := range w.machines {
