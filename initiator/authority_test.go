@@ -6,12 +6,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/authority"
@@ -76,12 +80,57 @@ func TestARecordOfAReplacedManagerDoesNotCount(t *testing.T) {
 		t.Fatal(err)
 	}
 	for term, want := range map[uint64]error{0: authority.ErrReplaced, 4: authority.ErrReplaced, 5: nil, 6: nil} {
-		m := checkedAgents{answering{term: term}, &newest}
-		if _, err := m.RecordStale(t.Context(), nil); !errors.Is(err, want) {
+		m := checkedAgents{answering{term: term}, &newest, &numbers{}}
+		if _, err := m.RecordStale(t.Context(), &pb.RecordStaleRequest{}); !errors.Is(err, want) {
 			t.Errorf("RecordStale in term %d = %v, want %v", term, err, want)
 		}
 		if _, err := m.RecordInSync(t.Context(), nil); !errors.Is(err, want) {
 			t.Errorf("RecordInSync in term %d = %v, want %v", term, err, want)
+		}
+	}
+}
+
+// counting is a manager of a term that has answered a number.
+type counting struct {
+	pb.AgentsClient
+	term, number uint64
+	asked        []*pb.RecordStaleRequest
+}
+
+func (m *counting) RecordStale(_ context.Context, r *pb.RecordStaleRequest, _ ...grpc.CallOption) (*pb.RecordStaleResponse, error) {
+	m.asked = append(m.asked, r)
+	if r.Term < m.term || r.Number <= m.number {
+		late, err := status.New(codes.FailedPrecondition, "overtaken").WithDetails(&errdetails.ErrorInfo{Reason: pb.ReasonLateRecord,
+			Metadata: map[string]string{pb.LateRecordTerm: fmt.Sprint(m.term), pb.LateRecordNumber: fmt.Sprint(m.number)}})
+		return nil, errors.Join(err, late.Err())
+	}
+	m.number = r.Number
+	return &pb.RecordStaleResponse{Term: m.term}, nil
+}
+
+// A host numbers its requests, and learns from a refusal what a manager of a later term, or one that
+// has answered higher numbers, wants.
+func TestRequestsOfAHostAreNumbered(t *testing.T) {
+	var newest authority.Note
+	if err := newest.Take(authority.Order{Cluster: home, Term: 5, Generation: 1}); err != nil {
+		t.Fatal(err)
+	}
+	m := &counting{term: 5}
+	c := checkedAgents{m, &newest, &numbers{}}
+	ahead := uint64(time.Now().Add(time.Hour).UnixNano()) // a clock that was set back
+	for _, step := range []struct {
+		what        string
+		term, above uint64
+		asks        int
+	}{{"the first", 5, 0, 1}, {"another", 5, 0, 1}, {"of a later term", 6, 0, 2}, {"again", 6, 0, 1}, {"after a higher number", 6, ahead, 2}, {"again", 6, ahead, 1}} {
+		m.term, m.number, m.asked = step.term, max(m.number, step.above), nil
+		before := m.number
+		if _, err := c.RecordStale(t.Context(), &pb.RecordStaleRequest{Node: "h1"}); err != nil {
+			t.Errorf("%s: RecordStale = %v", step.what, err)
+		}
+		last := m.asked[len(m.asked)-1]
+		if len(m.asked) != step.asks || last.Number <= before || last.Term != step.term || last.Node != "h1" {
+			t.Errorf("%s: asked %d times, at last number %d after %d, in term %d; want %d times, in term %d", step.what, len(m.asked), last.Number, before, last.Term, step.asks, step.term)
 		}
 	}
 }

@@ -167,7 +167,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("initiator config: %w", err)
 	}
 	newest := new(authority.Note)
-	cfg.Manager = checkedAgents{cfg.Manager, newest}
+	cfg.Manager = checkedAgents{cfg.Manager, newest, &numbers{}}
 	return &Agent{
 		cfg: cfg, log: cfg.Log, newest: newest,
 		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),

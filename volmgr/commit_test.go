@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -321,5 +322,48 @@ func TestAReportThatChangesNothingAsksNobody(t *testing.T) {
 		if asked != c.asked || committed != c.committed {
 			t.Errorf("%s: %d confirmations and %d commits, want %d and %d", c.what, asked, committed, c.asked, c.committed)
 		}
+	}
+}
+
+// A request of a host that was overtaken by one that was refused is not carried out later, also if the
+// manager has loaded its state again in between.
+func TestARefusalOutlastsAFailedCommit(t *testing.T) {
+	r := newRig(t)
+	var fail atomic.Bool
+	r.adjust = func(m *Manager) {
+		m.records = hooked{committer: m.records, commit: func(records []cluster.Record, commit func([]cluster.Record) error) error {
+			if fail.Swap(false) {
+				return ErrOutcomeUnknown
+			}
+			return commit(records)
+		}}
+	}
+	r.restart()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r.withAgents(ctx, "t1", "t2")
+	r.attachNew(ctx, "db1")
+	v := r.volume("db1")
+	stale := func(number uint64, legs ...*pb.Leg) string {
+		request := &pb.RecordStaleRequest{Node: "c1", VolumeId: v.Id, Epoch: v.Attachment.Epoch, Number: number, Term: 1 << 62}
+		for _, l := range legs {
+			request.LegIds = append(request.LegIds, l.Id)
+		}
+		_, err := r.agents.RecordStale(ctx, request)
+		return reason(err)
+	}
+	if got := stale(2, v.Legs...); got != cluster.ReasonLastLeg {
+		t.Fatalf("the loss of all legs is refused with %q", got)
+	}
+	fail.Store(true)
+	eventually(t, "a commit has failed", func() bool {
+		_, _ = r.CreatePool(ctx, &pb.CreatePoolRequest{Name: "gold"})
+		return !fail.Load()
+	})
+	if got := stale(1, v.Legs[0]); got != cluster.ReasonLateRecord {
+		t.Errorf("the request before that arrives: reason %q, want %s", got, cluster.ReasonLateRecord)
+	}
+	if got := stale(3, v.Legs[0]); got != "" {
+		t.Errorf("a new request is refused with %q", got)
 	}
 }

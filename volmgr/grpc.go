@@ -485,7 +485,7 @@ func (m *Manager) RecordStale(ctx context.Context, r *pb.RecordStaleRequest) (*p
 	if err != nil {
 		return nil, err
 	}
-	in := cluster.RecordStale{Node: block.NodeName(r.Node), Volume: volume, Epoch: block.Epoch(r.Epoch), Reason: r.Reason}
+	in := cluster.RecordStale{Node: block.NodeName(r.Node), Volume: volume, Epoch: block.Epoch(r.Epoch), Reason: r.Reason, Number: r.Number, Term: r.Term}
 	if in.Legs, in.Reasons, err = staleLegs(r); err != nil {
 		return nil, err
 	}

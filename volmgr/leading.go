@@ -291,6 +291,9 @@ func (m *Manager) load() error {
 		return err
 	}
 	state.SetPolicy(m.cfg.policy())
+	if m.state != nil {
+		state.RememberAnswered(m.state)
+	}
 	m.state, m.fork = state, nil
 	return m.noteRevoked(nil)
 }

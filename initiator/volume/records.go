@@ -23,7 +23,8 @@ func NewRecords() Records {
 // NoteAsked notes that the manager is asked to record a leg's loss.
 func (r Records) NoteAsked(leg block.LegID, revision uint64) { r.asked[leg] = revision }
 
-// NoteRefused notes that the manager has not recorded a leg's loss, and will not.
+// NoteRefused notes that the manager has not recorded a leg's loss, and will not: not for an earlier
+// request either, since requests are numbered.
 func (r Records) NoteRefused(leg block.LegID) { delete(r.asked, leg) }
 
 // MayBeStale reports whether the manager was asked to record l as stale and has not answered.

@@ -3936,9 +3936,16 @@ type RecordStaleRequest struct {
 	VolumeId string                 `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
 	Epoch    uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// The ids of legs, and the text of the first one, for managers that do not know legs.
-	LegIds        []string    `protobuf:"bytes,4,rep,name=leg_ids,json=legIds,proto3" json:"leg_ids,omitempty"`
-	Reason        string      `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	Legs          []*StaleLeg `protobuf:"bytes,6,rep,name=legs,proto3" json:"legs,omitempty"`
+	LegIds []string    `protobuf:"bytes,4,rep,name=leg_ids,json=legIds,proto3" json:"leg_ids,omitempty"`
+	Reason string      `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Legs   []*StaleLeg `protobuf:"bytes,6,rep,name=legs,proto3" json:"legs,omitempty"`
+	// number grows with each request of the host, and term is that of the newest manager that the host
+	// knew of when it sent the request. A manager refuses a request of an earlier term than its own, and
+	// one whose number is not above all that it has answered, with the reason LATE_RECORD: an earlier
+	// copy, whose answer never came, takes no effect after the host was told that its record was
+	// refused. 0: not told.
+	Number        uint64 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`
+	Term          uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4013,6 +4020,20 @@ func (x *RecordStaleRequest) GetLegs() []*StaleLeg {
 		return x.Legs
 	}
 	return nil
+}
+
+func (x *RecordStaleRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RecordStaleRequest) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
 }
 
 // StaleLeg is a leg that a host continues without.
@@ -5168,14 +5189,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\x12\x1b\n" +
 	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\x12'\n" +
 	"\x04keys\x18\x11 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12!\n" +
-	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\"\xb3\x01\n" +
+	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\"\xdf\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x17\n" +
 	"\aleg_ids\x18\x04 \x03(\tR\x06legIds\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12%\n" +
-	"\x04legs\x18\x06 \x03(\v2\x11.weft.v1.StaleLegR\x04legs\"\x7f\n" +
+	"\x04legs\x18\x06 \x03(\v2\x11.weft.v1.StaleLegR\x04legs\x12\x16\n" +
+	"\x06number\x18\a \x01(\x04R\x06number\x12\x12\n" +
+	"\x04term\x18\b \x01(\x04R\x04term\"\x7f\n" +
 	"\bStaleLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12,\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x14.weft.v1.StaleReasonR\x06reason\x12\x12\n" +

@@ -3,6 +3,8 @@
 package pb
 
 import (
+	"strconv"
+
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/status"
 )
@@ -30,6 +32,24 @@ const ReasonOutcomeUnknown = "OUTCOME_UNKNOWN"
 func OutcomeUnknown(err error) bool {
 	_, unknown := refusedFor(err, ReasonOutcomeUnknown, "")
 	return unknown
+}
+
+// ReasonLateRecord is the reason of a FAILED_PRECONDITION answer to a request that was overtaken: see
+// RecordStaleRequest. Nothing was recorded. The metadata says what the next request has to have: the
+// term of the manager, and a number above the one that it has answered.
+const (
+	ReasonLateRecord  = "LATE_RECORD"
+	LateRecordTerm    = "term"
+	LateRecordNumber = "number"
+)
+
+// LateRecord returns the term and the number in that answer; false if err says something else.
+func LateRecord(err error) (term, number uint64, late bool) {
+	text, late := refusedFor(err, ReasonLateRecord, LateRecordTerm)
+	term, _ = strconv.ParseUint(text, 10, 64) // 0 says nothing: the caller tries again later
+	text, _ = refusedFor(err, ReasonLateRecord, LateRecordNumber)
+	number, _ = strconv.ParseUint(text, 10, 64)
+	return term, number, late
 }
 
 // ReasonNoPool is the reason of a NOT_FOUND answer to a request that names an unknown pool.

@@ -30,6 +30,7 @@ const (
 	ReasonLastLeg          = "LAST_LEG"
 	ReasonNotAsked         = "NOT_ASKED"
 	ReasonRevisionMoved    = "REVISION_MOVED"
+	ReasonLateRecord       = "LATE_RECORD"
 	ReasonNotFenced        = "NOT_FENCED"
 	ReasonAttached         = "ATTACHED"
 	ReasonAttachedElse     = "ATTACHED_ELSEWHERE"

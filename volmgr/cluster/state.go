@@ -204,6 +204,8 @@ type reported struct {
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
 	// upkeep.go. The inner maps do not change.
 	asked map[block.VolumeID]map[block.LegID]string
+	// answered are requests of hosts; readers do not see them.
+	answered map[block.VolumeID]map[block.NodeName]answered
 }
 
 // volumeSet is a set of volumes.
@@ -263,6 +265,7 @@ func empty() *State {
 			crowded:       map[block.VolumeID]bool{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
+			answered:      map[block.VolumeID]map[block.NodeName]answered{},
 		},
 	}
 }
@@ -521,6 +524,7 @@ func (r reported) visible() reported {
 	r.targets, r.initiators = maps.Clone(r.targets), maps.Clone(r.initiators)
 	r.foreignAgents, r.fences = maps.Clone(r.foreignAgents), maps.Clone(r.fences)
 	r.stopping, r.asked = maps.Clone(r.stopping), maps.Clone(r.asked)
+	r.answered = nil
 	return r
 }
 

@@ -26,6 +26,8 @@ import (
 //     acknowledged may be in their drives' caches, which only the host can flush (upkeep.go);
 //   - a leg that may have lost cached writes counts for nothing until it is judged
 //     (suspect.go);
+//   - a request that the host has sent before one that was answered takes no effect, so that a host
+//     that goes on with a leg after a refusal does not lose it unasked;
 //   - a leg returns only by a resync of this epoch and of this revision, and no late request of its host
 //     takes it out again.
 
@@ -61,6 +63,43 @@ type RecordStale struct {
 	Reasons map[block.LegID]StaleReason
 	// Revisions are those under which the host used the legs. Hosts of older versions tell none.
 	Revisions map[block.LegID]uint64
+
+	// Number grows with each request of the host, and Term is the newest that the host knew of when
+	// it sent this one; 0: not told, by a host of an older version.
+	Number, Term uint64
+}
+
+// answered is the newest request of a host about a volume that this manager has answered. Whatever the
+// answer was, requests that the host has sent before are not answered any more: their answers count
+// for nothing there, and the host may go on with a leg whose loss was refused.
+type answered struct {
+	epoch  block.Epoch
+	number uint64
+}
+
+// RememberAnswered takes over which requests of hosts the state in place of which s was loaded has
+// answered. A manager of another term need not know: it refuses the requests of earlier terms.
+func (s *State) RememberAnswered(before *State) { s.answered = before.answered }
+
+// overtaken refuses a request if a later one of the host was answered, or may have been by the
+// manager of an earlier term. It notes that this one is answered.
+func (in RecordStale) overtaken(s *State) error {
+	if in.Number == 0 {
+		return nil
+	}
+	was := s.answered[in.Volume][in.Node]
+	if was.epoch != in.Epoch {
+		was = answered{epoch: in.Epoch} // the epoch itself refuses those of an earlier one
+	}
+	if in.Term < s.meta.Term || in.Number <= was.number {
+		return refused(ReasonLateRecord, "volume "+in.Volume.String(), "request %d of term %d was overtaken: %d is answered, and the term is %d", in.Number, in.Term, was.number, s.meta.Term).
+			with("term", fmt.Sprint(s.meta.Term)).with("number", fmt.Sprint(was.number))
+	}
+	if s.answered[in.Volume] == nil {
+		s.answered[in.Volume] = map[block.NodeName]answered{}
+	}
+	s.answered[in.Volume][in.Node] = answered{in.Epoch, in.Number}
+	return nil
 }
 
 // StaleReason is why a host continues without a leg.
@@ -73,6 +112,12 @@ type StaleReason struct {
 const leftOutReason = "left_out"
 
 func (in RecordStale) apply(t *tx) (view, error) {
+	if t.s.volumes.Get(in.Volume) == nil {
+		return nil, notFound("volume " + in.Volume.String())
+	}
+	if err := in.overtaken(t.s); err != nil {
+		return nil, err
+	}
 	v, err := t.current(in.Volume, in.Node, in.Epoch)
 	if err != nil {
 		return nil, err

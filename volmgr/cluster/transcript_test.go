@@ -623,7 +623,8 @@ func (s *script) stale(a args) string {
 	if err != nil {
 		return printError(err)
 	}
-	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch))), Reason: "write failed", Revisions: map[block.LegID]uint64{}}
+	in := RecordStale{Node: a.node(0), Volume: v.ID, Epoch: block.Epoch(a.number("epoch", int(v.Epoch))), Reason: "write failed", Revisions: map[block.LegID]uint64{},
+		Number: uint64(a.number("number", 0)), Term: uint64(a.number("term", 0))}
 	for _, name := range a.words[2:] {
 		leg := s.legArg(a.word(1), name).ID
 		in.Legs, in.Revisions[leg] = append(in.Legs, leg), uint64(a.number("revision", 0))

@@ -230,6 +230,7 @@ func (t *tx) commit() Outcome {
 		if v == nil {
 			delete(s.fences, id)
 			delete(s.asked, id)
+			delete(s.answered, id)
 			for i := 0; old != nil && i < len(old.Legs); i++ {
 				s.trials.Forget(s.by, old.Legs[i].ID)
 			}
