@@ -114,6 +114,10 @@ func TestARevokedCertificateIsWorthless(t *testing.T) {
 		t.Errorf("shortly before its end: %v", err)
 	}
 	s.pass(3 * 24 * time.Hour)
+	if state, err := s.m.snapshot(t.Context()); err != nil || len(state.Holders()) == 0 {
+		t.Errorf("all is forgotten as soon as a clock says that it has ended, %v", err)
+	}
+	s.pass(25 * time.Hour)
 	if state, err := s.m.snapshot(t.Context()); err != nil || len(state.Holders()) != 0 {
 		t.Errorf("%v is remembered after all has ended, %v", state.Holders(), err)
 	}

@@ -38,8 +38,8 @@ func OutcomeUnknown(err error) bool {
 // RecordStaleRequest. Nothing was recorded. The metadata says what the next request has to have: the
 // term of the manager, and a number above the one that it has answered.
 const (
-	ReasonLateRecord  = "LATE_RECORD"
-	LateRecordTerm    = "term"
+	ReasonLateRecord = "LATE_RECORD"
+	LateRecordTerm   = "term"
 	LateRecordNumber = "number"
 )
 

@@ -204,8 +204,10 @@ type reported struct {
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
 	// upkeep.go. The inner maps do not change.
 	asked map[block.VolumeID]map[block.LegID]string
-	// answered are requests of hosts; readers do not see them.
+	// answered are requests of hosts, for steps alone.
 	answered map[block.VolumeID]map[block.NodeName]answered
+	// overSince is since when identities could be forgotten (see forgettable), for steps alone.
+	overSince map[trust.Subject]time.Time
 }
 
 // volumeSet is a set of volumes.
@@ -266,6 +268,7 @@ func empty() *State {
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
 			answered:      map[block.VolumeID]map[block.NodeName]answered{},
+			overSince:     map[trust.Subject]time.Time{},
 		},
 	}
 }
@@ -510,6 +513,7 @@ func (s *State) Copy() *State {
 	}
 	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
 	c.reported = s.reported.visible()
+	c.answered, c.overSince = cloneEach(s.answered), maps.Clone(s.overSince)
 	for node, on := range c.targets {
 		own := *on
 		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
@@ -524,7 +528,7 @@ func (r reported) visible() reported {
 	r.targets, r.initiators = maps.Clone(r.targets), maps.Clone(r.initiators)
 	r.foreignAgents, r.fences = maps.Clone(r.foreignAgents), maps.Clone(r.fences)
 	r.stopping, r.asked = maps.Clone(r.stopping), maps.Clone(r.asked)
-	r.answered = nil
+	r.answered, r.overSince = nil, nil
 	return r
 }
 

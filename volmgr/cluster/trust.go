@@ -292,12 +292,13 @@ func (t *tx) keepAuthorities(next []trust.Authority) {
 	}
 }
 
-// settleTrust drops tokens that have expired and identities whose certificates have all ended, and
+// settleTrust drops tokens that have expired and identities whose certificates ended long ago, and
 // makes the step of a rotation that is due.
 func (t *tx) settleTrust() {
 	for subject, h := range t.s.holders {
-		if h.Over(t.now) {
+		if t.forgettable(h) {
 			t.holders.drop(subject)
+			delete(t.s.overSince, subject)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(t.s.tokens)) {
@@ -317,6 +318,26 @@ func (t *tx) settleTrust() {
 		t.keepAuthorities(next)
 		t.event(event.Info, event.AuthorityGone, "authority "+short(gone.Hash), "its last certificate has ended, and it is trusted no more")
 	}
+}
+
+// clockDoubt is how long the clock of the manager that leads has to say that the last certificate of
+// an identity has ended before that is believed and a revocation forgotten: a clock that was set ahead
+// by mistake is set back before that.
+const clockDoubt = 24 * time.Hour
+
+// forgettable reports whether an identity has been over for clockDoubt of the time for which this
+// manager has led, which setting the clock does not change.
+func (t *tx) forgettable(h *trust.Holder) bool {
+	if !h.Over(t.now) {
+		delete(t.s.overSince, h.Subject)
+		return false
+	}
+	since, known := t.s.overSince[h.Subject]
+	if !known {
+		since = t.now
+		t.s.overSince[h.Subject] = since
+	}
+	return t.now.Sub(since) >= clockDoubt
 }
 
 // commitTrust swaps in the tokens, the authorities and the master of keys that this step has changed.

@@ -172,3 +172,39 @@ func TestARevocationExplainsWhyANodeIsAway(t *testing.T) {
 		t.Errorf("after it has joined again: %q, want %q", got, up)
 	}
 }
+
+// A clock that is set ahead by mistake, and back within a day, does not end a revocation.
+func TestAClockThatJumpsEndsNoRevocation(t *testing.T) {
+	s, _ := New(block.ClusterID{UUID: block.UUID{1}})
+	store := map[string][]byte{}
+	for _, r := range s.Records() {
+		store[r.Key] = r.Value
+	}
+	begin := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	at := func(after time.Duration, in Input) {
+		t.Helper()
+		if _, err := steps(t, s, store, begin.Add(after), in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const day = 24 * time.Hour
+	at(0, AddAuthority{Hash: "a", Cert: []byte("c"), First: true})
+	at(0, RevokeAccess{Subject: trust.Subject{Name: "t1", Role: "target"}})
+	for _, c := range []struct {
+		what string
+		at   time.Duration
+		kept bool
+	}{
+		{"while its certificates are good", day, true},
+		{"with a clock that is a month ahead", 30 * day, true},
+		{"an hour later", 30*day + time.Hour, true},
+		{"after the clock was set back", 2 * day, true},
+		{"when all has ended", 9 * day, true},
+		{"a day later", 10 * day, false},
+	} {
+		at(c.at, Tick{})
+		if kept := len(s.Holders()) > 0; kept != c.kept {
+			t.Errorf("%s: kept is %v, want %v", c.what, kept, c.kept)
+		}
+	}
+}
