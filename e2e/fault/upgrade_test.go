@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -129,4 +130,56 @@ func threeVersions(t *testing.T) {
 	}
 	first.start()
 	c.agreed()
+}
+
+// A manager is cut off while the level is raised, and comes back as one of an older version. Its store
+// knows nothing of the raise, so it starts. The others take no message of it: it does not lead, nor
+// does another one by its vote, and an operator is told which version it has. The right version goes on
+// with what it has.
+func TestAnOlderManagerNeverLeads(t *testing.T) { synctest.Test(t, olderManager) }
+
+func olderManager(t *testing.T) {
+	c := newCluster(t, 0, 0, func(c *cluster) { c.members, c.levels = 3, []block.Level{3, 3, 3} })
+	defer c.close()
+	first, second, third := c.managers[0], c.managers[1], c.managers[2]
+	c.agreed()
+	c.lead(first)
+	apart := func(cut bool) {
+		c.network.part(first.name, third.name, cut)
+		c.network.part(second.name, third.name, cut)
+	}
+	apart(true) // and raised before its silence is noticed
+	if u, err := c.operator.FinishUpgrade(context.Background(), &pb.FinishUpgradeRequest{}); err != nil || u.GetLevel() != 3 {
+		t.Fatalf("finishing the upgrade says %v, %v", u, err)
+	}
+	first.kill()
+	first.buried()
+	third.becomes(2)
+	apart(false)
+
+	for range 60 {
+		c.pass(time.Second)
+		if h := c.leader(); h != nil {
+			t.Fatalf("%s leads with the vote of a manager of an older version", h.name)
+		}
+	}
+
+	first.start()
+	c.createPool("without-it")
+	c.eventually("the older manager is named", func(ctx context.Context) error {
+		u, err := c.operator.GetUpgrade(ctx, &pb.GetUpgradeRequest{})
+		for _, part := range u.GetParts() {
+			if part.GetName() == third.member.String() && part.GetLevel() == 2 && part.GetBlocks() != "" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v, %w", u, err)
+	})
+	third.becomes(3)
+	c.agreed()
+	c.lead(third)
+	pools, err := c.operator.ListPools(context.Background(), &pb.ListPoolsRequest{})
+	if err != nil || len(pools.GetPools()) != 2 {
+		t.Errorf("the pools are %v, %v", pools, err)
+	}
 }

@@ -40,13 +40,18 @@ func (t *Transport) greet(stream receiving) (self *Self, from quorum.ID, err err
 	hello := first.GetHello()
 	from = quorum.ID(hello.GetFrom())
 	name := t.cfg.Name(stream.Context())
-	if err := self.check(hello, name); err != nil {
+	if err = self.check(hello, name); err == nil {
+		err = self.admit(hello)
+		if _, member := self.Members().Find(from); err == nil || member { // operators are told of one that is too old
+			t.change(from, func(p *Peer) {
+				p.Address, p.Name, p.Level, p.Version = hello.GetAddress(), name, block.SaidLevel(hello.GetLevel()), hello.GetVersion()
+			})
+		}
+	}
+	if err != nil {
 		t.cfg.Log.Warn("another manager is refused", "member", from, "address", hello.GetAddress(), "err", status.Convert(err).Message())
 		return nil, 0, err
 	}
-	t.change(from, func(p *Peer) {
-		p.Address, p.Name, p.Level, p.Version = hello.GetAddress(), name, block.SaidLevel(hello.GetLevel()), hello.GetVersion()
-	})
 	return self, from, stream.SendHeader(metadata.Pairs(acceptedKey, "1"))
 }
 
@@ -63,14 +68,21 @@ func (s *Self) check(hello *pb.QuorumHello, name string) error {
 	if from == 0 || from == s.ID {
 		return status.Errorf(codes.FailedPrecondition, "member %v cannot be another manager", from)
 	}
-	known, member := s.Members().Find(from)
+	known, _ := s.Members().Find(from)
 	if name != "" && known.Name != "" && name != known.Name {
 		return status.Errorf(codes.FailedPrecondition, "member %v is manager %s, and the certificate is that of manager %s", from, known.Name, name)
 	}
+	return nil
+}
+
+// admit refuses a member that does not know the cluster's level, since it could neither apply what is
+// recorded nor lead, and one that was removed.
+func (s *Self) admit(hello *pb.QuorumHello) error {
+	from := quorum.ID(hello.GetFrom())
 	if knows := block.SaidLevel(hello.GetLevel()); s.Agreed != nil && knows < s.Agreed() {
 		return status.Errorf(codes.FailedPrecondition, "the cluster is at level %d, and member %v knows no level above %d: install the version that the other managers have", s.Agreed(), from, knows)
 	}
-	if s.Leads() && !member {
+	if _, member := s.Members().Find(from); !member && s.Leads() {
 		return status.Errorf(codes.FailedPrecondition, "member %v was removed from the quorum: it can join again with an empty directory", from)
 	}
 	return nil
