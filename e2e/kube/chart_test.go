@@ -24,8 +24,8 @@ import (
 // apiService is the address of the API server's Service. The test does kube-proxy's work.
 const apiService = "10.0.0.1"
 
-// managers is how many the chart runs.
-const managers = 3
+// chartManagers is how many the chart runs.
+const chartManagers = 3
 
 // managerPod is the pod of a manager, and managerService its Service's name, which hosts files give the
 // address managerIP: the lab has no DNS.
@@ -45,7 +45,7 @@ func TestChartRunsWeft(t *testing.T) {
 		}
 	})
 	l.must(l.serve(apiService+":443", func() (string, error) { return controlAddress + ":6443", nil }))
-	for i := range managers {
+	for i := range chartManagers {
 		l.must(l.serve(managerIP(i)+":4480", func() (string, error) {
 			ip, err := l.TryKubectl("--namespace="+namespace, "get", "pod", managerPod(i), "--output=jsonpath={.status.podIP}")
 			return ip + ":4480", err
@@ -55,7 +55,7 @@ func TestChartRunsWeft(t *testing.T) {
 		_, network, err := net.ParseCIDR(podNetwork(n.id.N))
 		l.must(err)
 		l.must(netlink.RouteAdd(&netlink.Route{Dst: network, Gw: net.ParseIP(nodeAddress(n.id.N))}))
-		for i := range managers {
+		for i := range chartManagers {
 			store := n.file(fmt.Sprintf("var/store%d", i))
 			l.must(os.MkdirAll(store, 0o755))
 			l.must(os.Chmod(store, 0o777))
@@ -66,7 +66,7 @@ func TestChartRunsWeft(t *testing.T) {
 	l.importChart()
 	start := time.Now()
 	l.Kubectl("label", "node", "--all", "weft.dev/storage=true")
-	for i := range managers {
+	for i := range chartManagers {
 		l.Apply(storeVolume(i, l.Nodes[i%len(l.Nodes)].Name))
 	}
 	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "rbac-volmgr", "storageclasses", "volmgr", "target", "node", "controller"} {
@@ -99,7 +99,7 @@ func TestChartRunsWeft(t *testing.T) {
 	remove(l, "pod/user", "pod/train", "pvc/data", "pvc/checkpoints")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
 		out, err := l.TryKubectl("get", "pv", "--output=name")
-		if err == nil && strings.Count(out, "\n") != managers { // their stores
+		if err == nil && strings.Count(out, "\n") != chartManagers { // their stores
 			err = fmt.Errorf("there is %s", out)
 		}
 		return err
@@ -115,7 +115,7 @@ func beginCluster(l *Lab) {
 		return l.kubectl(in, append([]string{"--namespace=" + namespace, "exec", "--stdin", managerPod(i), "--", "weft"}, args...)...)
 	}
 	var all []string
-	for i := range managers {
+	for i := range chartManagers {
 		all = append(all, managerService(i)+":4480")
 		eventually(l, 3*time.Minute, managerPod(i)+" has a store", func(context.Context) error {
 			if i == 0 {
@@ -141,7 +141,7 @@ func leaderDies(l *Lab) {
 	l.t.Helper()
 	eventually(l, time.Minute, "all managers vote", func(context.Context) error {
 		out, err := weft(l, "volmgr", "list")
-		if n := len(regexp.MustCompile(` (leader|follower) `).FindAllString(out, -1)); err == nil && n != managers {
+		if n := len(regexp.MustCompile(` (leader|follower) `).FindAllString(out, -1)); err == nil && n != chartManagers {
 			err = fmt.Errorf("%d do:\n%s", n, out)
 		}
 		return err
@@ -257,7 +257,7 @@ func chartFile(t *testing.T, name string) string {
 	}
 	var hosts strings.Builder
 	hosts.WriteString("      hostAliases:\n")
-	for i := range managers {
+	for i := range chartManagers {
 		fmt.Fprintf(&hosts, "        - {ip: %s, hostnames: [%s]}\n", managerIP(i), managerService(i))
 	}
 	manifest := strings.NewReplacer(

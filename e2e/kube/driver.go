@@ -63,7 +63,7 @@ func (l *Lab) controllerSocket() string { return l.file("controller.sock") }
 
 // StartController starts or restarts the driver's controller service.
 func (l *Lab) StartController() error {
-	return l.start("controller", l.place.Weft, "csi", "--mode", "controller", "--manager", manager, "--endpoint", "unix://"+l.controllerSocket(), "--log-level", "debug")
+	return l.start("controller", l.place.Weft, "csi", "--mode", "controller", "--manager", l.managerAddresses(), "--endpoint", "unix://"+l.controllerSocket(), "--log-level", "debug")
 }
 
 // Controller is the process of the driver's controller service.
@@ -82,7 +82,7 @@ func (n *Node) StartDriver() error {
 			return err
 		}
 	}
-	return n.start("csi", n.lab.place.Weft, "csi", "--mode", "node", "--node", n.Name, "--manager", manager,
+	return n.start("csi", n.lab.place.Weft, "csi", "--mode", "node", "--node", n.Name, "--manager", n.lab.managerAddresses(),
 		"--endpoint", "unix:///var/"+driverSocket, "--kubelet-socket", "/var/"+kubeletSocket, "--log-level", "debug")
 }
 

@@ -236,17 +236,27 @@ func (n *Node) Program(name string) *Process {
 	return n.programs[name]
 }
 
-// CutControl cuts the node off from the control plane and volmgr, as a dead switch does:
-// connections stay open but pass nothing. The node still reaches the targets.
-func (n *Node) CutControl() error {
-	_, err := n.Run("ip", "route", "add", "blackhole", controlAddress+"/32")
-	return err
-}
+// CutControl cuts the node off from the control plane, from all managers but its own and from the
+// other nodes, as a dead switch does: connections stay open but pass nothing. The node still reaches
+// the targets.
+func (n *Node) CutControl() error { return n.control("add") }
 
 // MendControl undoes CutControl.
-func (n *Node) MendControl() error {
-	_, err := n.Run("ip", "route", "del", "blackhole", controlAddress+"/32")
-	return err
+func (n *Node) MendControl() error { return n.control("del") }
+
+func (n *Node) control(change string) error {
+	all := []string{controlAddress}
+	for _, other := range n.lab.Nodes {
+		if other != n {
+			all = append(all, nodeAddress(other.id.N))
+		}
+	}
+	for _, address := range all {
+		if _, err := n.Run("ip", "route", change, "blackhole", address+"/32"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Kill ends everything on the node at once, like a power cut.

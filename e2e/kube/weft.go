@@ -4,30 +4,39 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 
 	"weft.dev/weft/e2e/operator"
+	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 )
 
-const manager = controlAddress + ":4480"
+const (
+	managerPort = ":4480"
+	manager     = controlAddress + managerPort // the first one, or the only one
+)
 
 // WeftOptions describe the Weft cluster.
 type WeftOptions struct {
 	Targets   int    // 0: 4, placed in the zones of the nodes in turn
 	DriveSize int64  // bytes of each target's only drive, a sparse file; 0: 16 GiB
 	Target    string // program of the targets; "": weft
+
+	NodeManagers bool // each node has a manager too, so that all of them agree by majority
 }
 
 // Weft is the lab's Weft cluster: volmgr and targets run outside of the nodes, initiator
-// agents on them.
+// agents and further managers on them.
 type Weft struct {
 	API pb.ManagerClient
 
@@ -46,19 +55,10 @@ func (l *Lab) startWeft() error {
 		o.Target = l.place.Weft
 	}
 	l.Weft = &Weft{lab: l}
-	l.env = append(l.env, "WEFT_MANAGER="+manager, operator.PlainTCP)
-	if err := l.Weft.initManager(); err != nil {
+	l.env = append(l.env, "WEFT_MANAGER="+l.managerAddresses(), operator.PlainTCP)
+	if err := l.Weft.startManagers(); err != nil {
 		return err
 	}
-	if err := l.Weft.StartManager(); err != nil {
-		return err
-	}
-	conn, err := grpc.NewClient("passthrough:///"+manager, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	l.t.Cleanup(func() { conn.Close() })
-	l.Weft.API = pages.Client(conn)
 	for i := 1; i <= o.Targets; i++ {
 		if err := l.Weft.StartTarget(i); err != nil {
 			return err
@@ -77,6 +77,114 @@ func (l *Lab) startWeft() error {
 	return l.Weft.awaitDrives()
 }
 
+// managerAddresses are the addresses of all managers, as --manager takes them.
+func (l *Lab) managerAddresses() string {
+	all := []string{manager}
+	if l.options.Weft.NodeManagers {
+		for _, n := range l.Nodes {
+			all = append(all, n.managerAddress())
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// startManagers makes the cluster and starts all its managers.
+func (w *Weft) startManagers() error {
+	if err := w.initManager(); err != nil {
+		return err
+	}
+	if err := w.StartManager(); err != nil {
+		return err
+	}
+	conn, err := managers.Connect(w.lab.managerAddresses(), func(address string) (*grpc.ClientConn, error) {
+		// One that is cut off must not hold a call for ever.
+		alive := keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second, PermitWithoutStream: true}
+		return grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithKeepaliveParams(alive))
+	})
+	if err != nil {
+		return err
+	}
+	w.lab.t.Cleanup(func() { conn.Close() })
+	w.API = pages.Client(conn)
+	if !w.lab.options.Weft.NodeManagers {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(w.lab.t.Context(), time.Minute)
+	defer cancel()
+	for _, n := range w.lab.Nodes {
+		// The first one may not answer yet. A join can be repeated.
+		if err := poll(ctx, 200*time.Millisecond, n.joinManager); err != nil {
+			return err
+		}
+		if err := n.startManager(); err != nil {
+			return err
+		}
+	}
+	return w.awaitVotes()
+}
+
+// awaitVotes waits until all managers vote and are reached by the one that leads.
+func (w *Weft) awaitVotes() error {
+	ctx, cancel := context.WithTimeout(w.lab.t.Context(), time.Minute)
+	defer cancel()
+	return poll(ctx, 100*time.Millisecond, func() error {
+		r, err := w.API.ListManagers(ctx, &pb.ListManagersRequest{})
+		if err != nil {
+			return err
+		}
+		voters := 0
+		for _, m := range r.GetManagers() {
+			if m.GetVoter() && m.GetProblem() == "" {
+				voters++
+			}
+		}
+		if want := 1 + len(w.lab.Nodes); voters != want {
+			return fmt.Errorf("%d of %d managers vote", voters, want)
+		}
+		return nil
+	})
+}
+
+// leader is the address of the manager that leads.
+func (w *Weft) leader(ctx context.Context) (string, error) {
+	r, err := w.API.ListManagers(ctx, &pb.ListManagersRequest{})
+	if err != nil {
+		return "", err
+	}
+	for _, m := range r.GetManagers() {
+		if m.GetLeader() {
+			return m.GetAddress(), nil
+		}
+	}
+	return "", errors.New("no manager leads")
+}
+
+// lead makes a node's manager lead.
+func (w *Weft) lead(ctx context.Context, n *Node) error {
+	return poll(ctx, 100*time.Millisecond, func() error {
+		at, err := w.leader(ctx)
+		if err != nil || at == n.managerAddress() {
+			return err
+		}
+		_, err = w.API.TransferLeadership(ctx, &pb.TransferLeadershipRequest{Manager: n.managerAddress()})
+		return errors.Join(fmt.Errorf("the manager at %s leads", at), err)
+	})
+}
+
+// reports returns nil if the manager that leads hears a node's initiator agent.
+func (w *Weft) reports(ctx context.Context, n *Node) error {
+	r, err := w.API.ListNodes(ctx, &pb.ListNodesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, node := range r.GetNodes() {
+		if node.GetName() == n.Name && node.GetInitiator().GetOnline() {
+			return nil
+		}
+	}
+	return fmt.Errorf("the agent of %s is not online", n.Name)
+}
+
 func (w *Weft) drive(i int) string { return filepath.Join(w.lab.dir, fmt.Sprintf("t%d.drive", i)) }
 
 // StartTarget starts or restarts target ti. Each zone has as many targets as a volume has
@@ -91,7 +199,7 @@ func (w *Weft) StartTarget(i int) error {
 		return err
 	}
 	name := fmt.Sprintf("t%d", i)
-	return w.lab.start(name, w.lab.options.Weft.Target, "target", "--node", name, "--manager", manager, "--datapath", "user",
+	return w.lab.start(name, w.lab.options.Weft.Target, "target", "--node", name, "--manager", w.lab.managerAddresses(), "--datapath", "user",
 		"--portal", fmt.Sprintf("tcp://%s:%d", storageAddress, 4420+i), "--drive-file", w.drive(i), "--label", "zone="+w.lab.Nodes[(i-1)%len(w.lab.Nodes)].Zone)
 }
 
@@ -129,7 +237,7 @@ func (w *Weft) awaitDrives() error {
 }
 
 func (w *Weft) operator() operator.Operator {
-	return operator.Operator{Program: w.lab.place.Weft, Manager: manager}
+	return operator.Operator{Program: w.lab.place.Weft, Manager: w.lab.managerAddresses()}
 }
 
 // Try runs a weft command and returns its output.
@@ -140,8 +248,25 @@ func (w *Weft) Try(args ...string) (string, error) {
 // State is the output that an operator would look at when something is wrong.
 func (w *Weft) State() string { return w.operator().State(w.lab.t.Context()) }
 
+func (n *Node) managerAddress() string { return nodeAddress(n.id.N) + managerPort }
+
+// ownManager are the arguments of the node's manager.
+func (n *Node) ownManager() []string {
+	return []string{"--data-dir", n.file("volmgr"), "--listen", n.managerAddress()}
+}
+
+// joinManager makes the store of a manager on the node, and adds it to the cluster.
+func (n *Node) joinManager() error {
+	_, err := n.Run(append([]string{n.lab.place.Weft, "volmgr", "join", "--manager", manager}, n.ownManager()...)...)
+	return err
+}
+
+func (n *Node) startManager() error {
+	return n.start("volmgr", append([]string{n.lab.place.Weft, "volmgr"}, n.ownManager()...)...)
+}
+
 // StartInitiator starts or restarts the node's initiator agent.
 func (n *Node) StartInitiator() error {
-	return n.start("initiator", n.lab.place.Weft, "initiator", "--node", n.Name, "--manager", manager, "--datapath", "user", "--block-device", "fuse",
+	return n.start("initiator", n.lab.place.Weft, "initiator", "--node", n.Name, "--manager", n.lab.managerAddresses(), "--datapath", "user", "--block-device", "fuse",
 		"--run-dir", n.file(runDirName), "--state-dir", "/var/lib/weft/initiator", "--label", "zone="+n.Zone)
 }

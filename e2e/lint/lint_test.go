@@ -100,7 +100,7 @@ var arrows = map[string][]string{
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
 	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb"},
-	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/pages", "proto/pb"},
+	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/managers", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/fio":             {"e2e/vm"},
 	"e2e/bench/columns":         {"e2e/bench/fio", "e2e/vm", "raid/dm", "raid/engine", "initiator/blockdev", "proto/block"},
