@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop
+.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop install-test
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -71,7 +71,7 @@ KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 90m ./e2e/kube
 kube-test: kube-bins image ## test a Kubernetes cluster of two nodes on this machine: volumes in pods, restarts in the middle of calls, the chart (RUN=Volumes/grows)
 	$(KUBE) -run '^Test.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
 
-kube-lost-node: kube-bins ## lose a node of that cluster while its pod writes; once more without the fence, which must do damage
+kube-lost-node: kube-bins ## lose a node of that cluster while its pod writes; once more with the manager that leads; once more without the fence, which must do damage
 	$(KUBE) -run '^TestKubeLostNode'
 
 FOCUS ?= .
@@ -134,7 +134,11 @@ packages: ## build the packages for Debian (.deb) and Red Hat (.rpm) and their r
 
 packages-test: packages ## install the .deb in a virtual machine with Debian and systemd, mount volumes at boot, reboot, remove it again (4 minutes; 2 more the first time)
 	@e2e/install.sh vm packages
-	go test -count=1 -v -timeout 20m -run '^TestScenario' ./e2e/packages
+	go test -count=1 -v -timeout 20m -run '^TestScenarioPackages' ./e2e/packages
+
+install-test: packages ## type the guide's commands for three nodes and a client, in virtual machines with Debian and systemd; then scan their ports as a stranger, and lose a node (8 minutes; 2 more the first time)
+	@e2e/install.sh vm packages
+	go test -count=1 -v -timeout 30m -run '^TestScenarioThreeNodes' ./e2e/packages
 
 manifests: ## generate deploy/kubernetes from the Helm chart (builds Helm's engine once)
 	go run ./deploy/manifests

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 )
 
-// A command in the documentation: in a code block or between backticks.
-var inGuide = regexp.MustCompile("(?m)(?:^|`|-- |\\()weft ([a-z][^`#|\\n\\\\]*)")
+// A command in the documentation: in a code block or between backticks, alone or in a line of a shell.
+var inGuide = regexp.MustCompile("(?m)(?:^|`|-- |\\(|&& |\\| |ssh \\S+ ['\"]?)weft ([a-z][^`#|&;\\n\\\\]*)")
 
 // The commands that the documentation shows must exist, with their flags.
 func TestTheDocumentationShowsCommandsThatExist(t *testing.T) {

@@ -16,7 +16,10 @@ import (
 	"weft.dev/weft/e2e/vm"
 )
 
-const operations = "../../docs/operations.md"
+const (
+	operations = "../../docs/operations.md"
+	threeNodes = "Install three nodes, closed" // the heading there
+)
 
 // machine is the one machine of the test, with its clock.
 type machine struct {
@@ -62,13 +65,13 @@ func (m machine) settled() {
 
 func TestScenarioPackagesFromInstallationToRemoval(t *testing.T) {
 	deb := packageOf(t)
-	quick := commandsBelow(t, "A cluster in nine commands")
+	quick := commandsBelow(t, threeNodes)
 	mount := commandsBelow(t, "Mount volumes at boot")
 	// Both ends of nvme-tcp in one kernel 6.1 can hit a kernel bug.
 	c := vm.NewCluster(t, vm.WithKernel("6.12"))
 	m := machine{c.Start("n1", vm.Userland(), vm.Memory(896), vm.CPUs(2), vm.NVMe("2GiB", "A1"), vm.NVMe("1GiB", "B1"), vm.NVMe("1GiB", "B2")), t}
 	m.step("the first boot", func() {
-		m.network()
+		m.network(m.Addr())
 		m.settled()
 	})
 	m.step("push the package", func() {
@@ -90,9 +93,9 @@ func TestScenarioPackagesFromInstallationToRemoval(t *testing.T) {
 	m.step("remove", m.remove)
 }
 
-// network gives the machine the address that the harness counts on, by systemd-networkd.
-func (m machine) network() {
-	file := "[Match]\nName=eth0\n[Network]\nAddress=" + m.Addr() + "/24\n"
+// network gives the machine its address, by systemd-networkd.
+func (m machine) network(address string) {
+	file := "[Match]\nName=eth0\n[Network]\nAddress=" + address + "/24\n"
 	if err := m.WriteFile(m.t.Context(), "/etc/systemd/network/10-eth0.network", []byte(file), 0o644); err != nil {
 		m.t.Fatal(err)
 	}
@@ -116,8 +119,8 @@ func (m machine) install() {
 // instead of by ssh, and what apt-get would do is done.
 func (m machine) bringUp(commands string) {
 	places := strings.NewReplacer(
-		`nodes="n1 n2 n3"`, "nodes=n1", "client=gpu1", "client=n1",
-		"manager=192.0.2.11:4480", "manager="+m.Addr()+":4480", "network=192.0.2.0/24", "network="+m.Addr()[:strings.LastIndex(m.Addr(), ".")]+".0/24",
+		`nodes="n1 n2 n3"`, "nodes=n1", `others="n2 n3"`, "others=", "client=gpu1", "client=n1",
+		"managers=n1:4480,n2:4480,n3:4480", "managers="+m.Addr()+":4480", "network=192.0.2.0/24", "network="+m.Addr()[:strings.LastIndex(m.Addr(), ".")]+".0/24",
 		"--size 100GiB --copies 2", "--size 256MiB --copies 1", // copies on one machine are none
 	)
 	m.do("cd /root\nscp() { cp weft_test.deb weft.deb; }\nssh() { shift; sh -ec \"$*\"; }\n" + places.Replace(strings.ReplaceAll(commands, "apt-get install -y", "dpkg -i")))
