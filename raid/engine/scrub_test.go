@@ -261,9 +261,9 @@ func (s *Scrub) busyOrRunning() bool {
 }
 
 func TestAScrubOfRandomHistoriesFindsNoDifference(t *testing.T) {
-	most := uint64(1500)
+	most, whole := uint64(1500), true
 	if testing.Short() || raced {
-		most = 60
+		most, whole = 60, false
 	}
 	bad, compared, outcomes := scrubs(0, most, guards{})
 	if bad != "" {
@@ -272,7 +272,7 @@ func TestAScrubOfRandomHistoriesFindsNoDifference(t *testing.T) {
 	if compared < block.Size(most)*40*block.KiB { // pauses for users leave time for one range or two
 		t.Errorf("only %v were compared", compared)
 	}
-	if outcomes[Repaired] == 0 {
+	if whole && outcomes[Repaired] == 0 { // it is rare
 		t.Error("nothing was repaired")
 	}
 	t.Logf("%v were compared; repairs: %v", compared, outcomes)

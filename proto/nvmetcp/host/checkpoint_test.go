@@ -41,6 +41,13 @@ func (d *listing) Written() (nvmetcp.WrittenLog, error) {
 	return d.log, d.err
 }
 
+// now lets f use the device's fields while the target may.
+func (d *listing) now(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f()
+}
+
 func TestAListOfWritesIsReadWhole(t *testing.T) {
 	d := &listing{Device: ramdisk.New(block.MiB, blocks), log: nvmetcp.WrittenLog{Committed: 7, Begun: 8, Region: 65536, Words: 60_000}}
 	for i := range d.log.Words {
@@ -54,13 +61,11 @@ func TestAListOfWritesIsReadWhole(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, d.log) {
 		t.Errorf("Written: %d words, %v; want the %d of the device", len(got.Regions), err, len(d.log.Regions))
 	}
-	d.mu.Lock()
-	d.moves = d.reads + 3
-	d.mu.Unlock()
+	d.now(func() { d.moves = d.reads + 3 })
 	if _, err := n.Written(t.Context()); err == nil {
 		t.Error("Written while a checkpoint is taken: no error")
 	}
-	d.log = nvmetcp.WrittenLog{Words: mostWords + 1}
+	d.now(func() { d.log = nvmetcp.WrittenLog{Words: mostWords + 1} })
 	if _, err := n.Written(t.Context()); !errors.Is(err, block.ErrRange) {
 		t.Errorf("Written of an endless list: %v, want %v", err, block.ErrRange)
 	}
@@ -83,9 +88,11 @@ func TestCheckpointsReachTheDevice(t *testing.T) {
 		t.Error(err)
 	}
 	want := []nvmetcp.Checkpoint{{NSID: 1, Token: 1<<40 + 5}, {NSID: 1, Token: 1<<40 + 5, Commit: true}, {NSID: 1, Token: 9, Commit: true, Behind: &lacks}}
-	if !reflect.DeepEqual(d.got, want) {
-		t.Errorf("the device got %+v, want %+v", d.got, want)
-	}
+	d.now(func() {
+		if !reflect.DeepEqual(d.got, want) {
+			t.Errorf("the device got %+v, want %+v", d.got, want)
+		}
+	})
 	for what, ranges := range map[string][][2]int64{
 		"ranges out of order": {{65536, 131072}, {0, 65536}}, "an empty range": {{65536, 65536}}, "a negative range": {{-65536, 65536}},
 		"too many ranges": append(lacks.Ranges, [2]int64{1 << 60, 1 << 61}),
@@ -97,7 +104,7 @@ func TestCheckpointsReachTheDevice(t *testing.T) {
 	if err := n.Checkpoint(t.Context(), false, 0); err == nil {
 		t.Error("a checkpoint without a token: no error")
 	}
-	d.err = errors.New("not now")
+	d.now(func() { d.err = errors.New("not now") })
 	if err := n.Checkpoint(t.Context(), false, 6); !errors.Is(err, nvmetcp.CommandSequenceError) {
 		t.Errorf("a checkpoint that the device refuses: %v, want %v", err, nvmetcp.CommandSequenceError)
 	}

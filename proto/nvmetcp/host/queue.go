@@ -159,6 +159,7 @@ func (q *queue) stop() (unfinished list) {
 			r.finish()
 		}
 	}
+	q.sock.Owed(false)
 	for i := range q.slots {
 		if r := q.slots[i].r; r != nil {
 			r.rewind()
@@ -334,6 +335,9 @@ func (q *queue) leave(cid uint16) *request {
 	r := q.slots[i].r
 	q.slots[i].r = nil
 	q.free = append(q.free, i)
+	if q.id != 0 && len(q.free) == len(q.slots) {
+		q.sock.Owed(false)
+	}
 	return r
 }
 

@@ -190,6 +190,9 @@ func (q *queue) takeLocked() (astray list) {
 
 // assign gives a request its command identifier. q.mu is held.
 func (q *queue) assign(r *request) {
+	if q.id != 0 && len(q.free) == len(q.slots) {
+		q.sock.Owed(true)
+	}
 	i := q.free[len(q.free)-1]
 	q.free = q.free[:len(q.free)-1]
 	s := &q.slots[i]

@@ -55,6 +55,7 @@ func (h *habit) failed() {
 // belongs to the whole program because processors do.
 var crowd struct {
 	lookers atomic.Int32
+	owed    atomic.Int32 // connections whose peer owes an answer; see Conn.Owed
 	until   atomic.Int64 // nobody looks before this time, in nanoseconds since epoch
 	pause   atomic.Int64 // the length of the last pause that disturbed asked for
 	load    load
@@ -81,7 +82,7 @@ const (
 
 // look looks again for a moment, and reports whether data has come.
 func (c *Conn) look(fd uintptr) bool {
-	if !c.habit.may() || c.Expecting != nil && !c.Expecting() {
+	if !c.habit.may() || !c.expects() {
 		return false
 	}
 	start, processors := time.Now(), runtime.GOMAXPROCS(0)
@@ -119,20 +120,31 @@ func lookedEnough(start, last, now time.Time) bool {
 	return now.Sub(start) >= lookFor
 }
 
+// expects reports whether data may come soon: to this connection, or on a single processor, where
+// one looks for all, to another one.
+func (c *Conn) expects() bool {
+	return c.Expecting == nil || c.Expecting() || runtime.GOMAXPROCS(0) == 1 && crowd.owed.Load() > 0
+}
+
 // lookForAll is look on a single processor. Nothing else can run meanwhile, so goroutines
 // that are ready get their turn between two looks, and if another connection has data, this
 // one waits with it in the poller, which then finds both.
 func (c *Conn) lookForAll(fd uintptr, start time.Time) bool {
 	c.watch(fd, c.alone < aloneAfter)
-	for range maxLooks {
+	for i := range maxLooks {
 		runtime.Gosched()
 		last := time.Now()
+		ready := int(fd)
 		if c.watched {
-			if ready := readable(); ready >= 0 && ready != int(fd) {
-				return false
-			}
+			ready = readable()
 		}
-		if c.take(fd) {
+		if ready >= 0 && ready != int(fd) {
+			if i > 0 { // otherwise it had data before this look, which says nothing
+				c.habit.paid()
+			}
+			return false
+		}
+		if ready >= 0 && c.take(fd) {
 			c.habit.paid()
 			return true
 		}

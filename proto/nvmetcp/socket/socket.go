@@ -16,7 +16,7 @@
 //     does so ever more rarely, down to one wait in 128.
 //   - crowd: at most half of the program's processors look at the same time. With a single
 //     processor, goroutines that are ready run between two looks, and one looks for all
-//     connections.
+//     connections: a volume's legs answer on several.
 //   - load: nobody looks while more of the machine's threads are ready to run than it has
 //     processors, or for a while after another program has taken one from a looker.
 //   - attend: a reader that never waits still gives the rest of the program its turn, four
@@ -30,6 +30,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -47,6 +48,8 @@ type Conn struct {
 	Expecting func() bool
 	// Advanced is called when a blocked Send makes progress. Set it before the first Send.
 	Advanced func()
+
+	owed atomic.Bool // see Owed
 
 	// Of the goroutine that reads.
 	in      [2][]byte // where to
@@ -83,6 +86,19 @@ func New(c net.Conn) *Conn {
 		}
 	}
 	return s
+}
+
+// Owed says whether the peer owes an answer: on a single processor, the readers of other
+// connections then look for it as well. Say no before the connection is given up. Any goroutine
+// may call it.
+func (c *Conn) Owed(yes bool) {
+	switch {
+	case c.owed.Swap(yes) == yes:
+	case yes:
+		crowd.owed.Add(1)
+	default:
+		crowd.owed.Add(-1)
+	}
 }
 
 // Read implements io.Reader.

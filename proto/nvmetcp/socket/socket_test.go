@@ -392,6 +392,57 @@ func lookBesideAnother(t *testing.T) *Conn {
 	return b
 }
 
+// With several connections, as of a mirror, the one that reads is often not the one that is owed
+// an answer.
+func TestOneLooksForTheAnswerThatAnotherIsOwed(t *testing.T) {
+	for _, c := range []struct {
+		processors int
+		owed, want bool
+	}{{1, true, true}, {1, false, false}, {2, true, false}} {
+		processors(t, c.processors)
+		found := false
+		for try := 0; try < 50 && !found; try++ { // other programs disturb an attempt
+			quiet()
+			found = foundForAnother(t, c.owed)
+		}
+		if found != c.want {
+			t.Errorf("%d processors, an answer is owed to another connection: %v; found by looking: %v, want %v", c.processors, c.owed, found, c.want)
+		}
+	}
+}
+
+// foundForAnother lets a connection that expects nothing find nothing, while another one waits for
+// data that then comes. It reports whether the first one has looked and found that.
+func foundForAnother(t *testing.T, owed bool) bool {
+	a, b := pair(t)
+	x, y := pair(t)
+	var other sync.WaitGroup
+	other.Go(func() {
+		if _, err := y.Read(make([]byte, 1)); err != nil {
+			t.Errorf("Read of the other connection: %v", err)
+		}
+		send(t, a, []byte("b"))
+	})
+	time.Sleep(time.Millisecond) // y waits
+	if owed {
+		y.Owed(true)
+		defer y.Owed(false)
+	}
+	b.Expecting = func() bool {
+		go func() { // runs between two looks
+			runtime.Gosched()
+			send(t, x, []byte("y"))
+		}()
+		return false
+	}
+	b.habit.failures = 1
+	if _, err := b.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	other.Wait()
+	return b.habit.failures == 0
+}
+
 func TestNobodyLooksWhileThreadsWaitForAProcessor(t *testing.T) {
 	var l load
 	l.next.Store(1 << 62)
