@@ -34,8 +34,9 @@ import (
 
 // Store is an open store. Load, Commit and Backup may be called concurrently.
 type Store struct {
-	db *badger.DB
-	mu sync.RWMutex // held to write while a commit takes several transactions
+	db     *badger.DB
+	mu     sync.RWMutex // held to write while a commit takes several transactions
+	merger *merger
 }
 
 // ErrInUse is returned by Open if another process has the store open.
@@ -81,8 +82,8 @@ func options(dir string, log *slog.Logger) badger.Options {
 		WithValueThreshold(1 << 20).
 		WithMemTableSize(32 << 20).
 		WithNumMemtables(2).
-		WithNumCompactors(2). // the least; each looks for work 20 times a second
-
+		WithNumCompactors(0). // see merger
+		WithNumLevelZeroTables(mergeAt - 1).
 		WithBlockCacheSize(8 << 20).
 		WithDetectConflicts(false). // one writer
 		WithLogger(badgerLog{log})
@@ -110,11 +111,16 @@ func openWith(options badger.Options, dir string) (*Store, error) {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s := &Store{db: db}
+	s.merger = &merger{tables: s.tables, merge: func() error { return db.Flatten(1) }, log: options.Logger.(badgerLog).log}
 	if err := s.finish(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open store %s: %w", dir, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("open store %s: %w", dir, err), s.Close())
 	}
+	s.merger.look()
 	return s, nil
 }
+
+// tables is how many tables have not been merged with those below them.
+func (s *Store) tables() int { return s.db.Levels()[0].NumTables }
 
 // CheckEmpty returns ErrNotEmpty for a directory that is not empty, in which no store can be
 // created.
@@ -248,6 +254,7 @@ func (s *Store) Commit(records []cluster.Record) error {
 
 // apply is one transaction.
 func (s *Store) apply(records []cluster.Record) error {
+	defer s.merger.look()
 	return s.db.Update(func(txn *badger.Txn) error {
 		for _, r := range records {
 			var err error
@@ -265,7 +272,10 @@ func (s *Store) apply(records []cluster.Record) error {
 }
 
 // Close closes the store.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error {
+	s.merger.close()
+	return s.db.Close()
+}
 
 // A backup is the magic, then each record as two lengths (unsigned varints), key
 // and value; two zero lengths end the records, and a CRC32C of all before it, in
