@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/authority"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
@@ -117,7 +118,7 @@ func (a *Agent) keep(ctx context.Context) error {
 	for _, v := range a.path.found() {
 		start(v)
 	}
-	ticker := time.NewTicker(reportInterval)
+	ticker := beat.NewTicker(reportInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -290,7 +291,7 @@ func (a *Agent) session(ctx context.Context) error {
 		}
 	}()
 	defer func() { cancel(); <-received; a.linked.Store(false) }()
-	ticker := time.NewTicker(reportInterval)
+	ticker := beat.NewTicker(reportInterval)
 	defer ticker.Stop()
 	for {
 		if err := stream.Send(a.report()); err != nil {

@@ -53,6 +53,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/proto/authority"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
@@ -330,7 +331,7 @@ func poke(c chan struct{}) {
 // inventory scans the devices when the kernel reports a change, and now and then in case an event
 // was missed.
 func (a *Agent) inventory(ctx context.Context, drives *openDrives) error {
-	timer := time.NewTicker(scanEvery)
+	timer := beat.NewTicker(scanEvery)
 	defer timer.Stop()
 	for {
 		a.scan(ctx, drives)
@@ -389,7 +390,7 @@ func (a *Agent) watch(ctx context.Context) error {
 // reconcile runs the loop that makes all decisions.
 func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
 	r := newReconciler(a, base, drives, health)
-	timer := time.NewTicker(lookEvery)
+	timer := beat.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {
 		select {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 )
@@ -59,7 +60,7 @@ func newMonitor(h hardware, every time.Duration) *monitor {
 
 // run reads until ctx ends. Readings that hang outlive it.
 func (m *monitor) run(ctx context.Context, drives *openDrives) error {
-	timer := time.NewTicker(healthLook)
+	timer := beat.NewTicker(healthLook)
 	defer timer.Stop()
 	for {
 		if devices, _, ok := drives.list(); ok {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/authority"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/managers"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
@@ -66,7 +67,7 @@ func (a *Agent) talk(ctx context.Context) error {
 
 // tell sends the report whenever it changes, and a sign of life each second.
 func (a *Agent) tell(ctx context.Context, s stream) error {
-	timer := time.NewTicker(reportEvery)
+	timer := beat.NewTicker(reportEvery)
 	defer timer.Stop()
 	for {
 		report, changed := a.currentReport()

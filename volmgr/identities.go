@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/audit"
@@ -314,7 +315,7 @@ const keysEvery = 5 * time.Second
 
 // keepKeys keeps the keyring in line with the records, until ctx ends.
 func (m *Manager) keepKeys(ctx context.Context) {
-	tick := time.NewTicker(keysEvery)
+	tick := beat.NewTicker(keysEvery)
 	defer tick.Stop()
 	said := ""
 	for {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/durable"
 	"weft.dev/weft/proto/pb"
@@ -46,7 +47,7 @@ func (m *Manager) startTending(ctx context.Context) (stop func()) {
 }
 
 func (m *Manager) tend(ctx context.Context) {
-	tick := time.NewTicker(tendEvery)
+	tick := beat.NewTicker(tendEvery)
 	defer tick.Stop()
 	for {
 		if err := m.quorum.tendOnce(ctx, m.cfg.Quorum.Address); err != nil && ctx.Err() == nil && !errors.Is(err, quorum.ErrBusy) {

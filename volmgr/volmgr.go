@@ -41,6 +41,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/pki"
@@ -319,7 +320,7 @@ func (m *Manager) lead(ctx context.Context) error {
 		return err
 	}
 	defer m.startTending(ctx)()
-	tick := time.NewTicker(tickEvery)
+	tick := beat.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
 		first, err := m.next(ctx, over, tick.C)

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
@@ -127,7 +128,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		defer cancel()
 		defer mortal.GiveUp(inner)
 	}
-	ticker := time.NewTicker(LookInterval)
+	ticker := beat.NewTicker(LookInterval)
 	defer ticker.Stop()
 	ends, deadline := ctx.Done(), (<-chan time.Time)(nil)
 	for quick := 0; isMortal || ctx.Err() == nil; {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/raid/checkpoint"
@@ -140,7 +141,7 @@ func (c *checkpoints) run(ctx context.Context) {
 			pause = lookBusy
 		}
 		c.seen = now.written
-		look.Reset(pause)
+		look.Reset(beat.Pause(pause))
 	}
 }
 

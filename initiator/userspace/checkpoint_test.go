@@ -173,10 +173,10 @@ func TestCheckpointsKeepTheListsShort(t *testing.T) {
 	from(t, 1, 2, lists, func(w *world) {
 		w.until(serving)
 		for i := range int64(10) {
+			time.Sleep(299 * time.Millisecond)
 			if err := <-w.write((20+i)*region, 1); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(300 * time.Millisecond)
 		}
 		a, b := w.legs[legID(0, 0)].list.List(), w.legs[legID(0, 1)].list.List()
 		if n, err := checkpoint.Unequal([]checkpoint.List{a, b}); err != nil || len(n) != 1 || n[0].Off < 23*region {

@@ -23,6 +23,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/quorum"
@@ -34,6 +35,9 @@ import (
 // TickEvery is how long a tick of the quorum takes. A leader that is silent for 0.6 s to
 // 1.2 s is replaced.
 const TickEvery = 50 * time.Millisecond
+
+// aloneEvery is the interval for a member that is alone.
+const aloneEvery = time.Second
 
 // handOverWithin is how long a leader that stops waits for another one to lead.
 const handOverWithin = 2 * time.Second
@@ -229,13 +233,17 @@ func newID() uint64 {
 // or a store that fails: the process must end then.
 func (s *Store) Run(ctx context.Context) error {
 	defer close(s.ended)
-	tick := time.NewTicker(TickEvery)
+	tick := beat.NewTicker(TickEvery)
 	defer tick.Stop()
 	if err := s.step(); err != nil {
 		return err
 	}
 	done, stopping := ctx.Done(), (<-chan time.Time)(nil)
-	for {
+	for every := TickEvery; ; {
+		if due := s.tickEvery(); due != every {
+			every = due
+			tick.Reset(every)
+		}
 		var err error
 		select {
 		case <-done:
@@ -261,6 +269,15 @@ func (s *Store) Run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// tickEvery is the interval of ticks. A member that is the only one and leads has nobody to hear
+// from and nobody to tell that it lives.
+func (s *Store) tickEvery() time.Duration {
+	if now := s.Status(); now.Role == quorum.Leader && len(now.Applied.Members) == 1 {
+		return aloneEvery
+	}
+	return TickEvery
 }
 
 // ends reports whether the member has nothing more to do.

@@ -212,6 +212,21 @@ func TestAnExistingStoreBecomesAQuorumOfOne(t *testing.T) {
 	ms.holdsSoon(again, record("b", "2"), record("c", "3"))
 }
 
+// A member that is alone has nobody to hear from. With another one, a lost leader must be noticed
+// soon.
+func TestTicksAreRareOnlyForAMemberThatIsAlone(t *testing.T) {
+	_, all := quorumOf(t, 1)
+	if got := all[0].tickEvery(); got != aloneEvery {
+		t.Errorf("a member that is alone ticks every %v, want %v", got, aloneEvery)
+	}
+	_, all = quorumOf(t, 3)
+	for i, m := range all {
+		if got := m.tickEvery(); got != TickEvery {
+			t.Errorf("member %d of three ticks every %v, want %v", i, got, TickEvery)
+		}
+	}
+}
+
 // One manager becomes three. The leader stops, another one leads, and all that was committed
 // is there; the one that stopped comes back and has what it missed.
 func TestOneManagerBecomesThree(t *testing.T) {

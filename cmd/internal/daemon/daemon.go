@@ -17,7 +17,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
+
+	"weft.dev/weft/proto/beat"
 )
 
 // Part is something that runs until its context ends.
@@ -38,6 +41,9 @@ type running struct {
 // time, the last first: until a part has returned, it may rely on those before it. The result is
 // nil if all stopped because they were told to.
 func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
+	if name, err := os.Hostname(); err == nil {
+		beat.Spread(name)
+	}
 	ended := make(chan *running, len(parts))
 	var all []*running
 	for _, p := range parts {

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"weft.dev/weft/proto/beat"
 )
 
 // notify tells systemd about a change of state, as sd_notify(3) does: one datagram to the socket
@@ -59,7 +61,7 @@ func Watchdog(log *slog.Logger, alive func(context.Context) error) (part Part, o
 	}
 	every := time.Duration(micros) * time.Microsecond / 3
 	return Part{Name: "watchdog", Run: func(ctx context.Context) error {
-		tick := time.NewTicker(every)
+		tick := beat.NewTicker(every)
 		defer tick.Stop()
 		for {
 			if err := check(ctx, every, alive); err == nil {

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/proto/access"
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr"
 )
@@ -112,7 +113,7 @@ const publishEvery = 30 * time.Second
 
 // publishing publishes the authorities that members trust, while this manager leads.
 func (c Config) publishing(ctx context.Context, m *volmgr.Manager, log *slog.Logger) error {
-	tick := time.NewTicker(publishEvery)
+	tick := beat.NewTicker(publishEvery)
 	defer tick.Stop()
 	for {
 		all, err := m.Authorities(ctx)

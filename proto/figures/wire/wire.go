@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/proto/pb"
 )
@@ -139,7 +140,7 @@ func (s *Sender) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ticker := time.NewTicker(Every)
+	ticker := beat.NewTicker(Every)
 	defer ticker.Stop()
 	for {
 		select {

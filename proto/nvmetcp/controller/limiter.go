@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"weft.dev/weft/proto/beat"
 )
 
 // connLimiter counts connections, so that no peer can use them all up. When there are too many
@@ -110,7 +112,7 @@ func (l *connLimiter) closePort(p *Port) {
 
 // watch closes stalled connections. It runs while there are any connections.
 func (l *connLimiter) watch() {
-	tick := time.NewTicker(max(l.cfg.StallTimeout/8, time.Millisecond))
+	tick := beat.NewTicker(max(l.cfg.StallTimeout/8, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {

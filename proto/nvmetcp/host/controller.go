@@ -22,7 +22,9 @@ type Controller struct {
 	cut          context.CancelFunc
 	over         chan struct{} // run has returned
 	session      atomic.Pointer[session]
-	outstanding  atomic.Int64 // IOs that were submitted and have not completed
+	outstanding  atomic.Int64  // IOs that were submitted and have not completed
+	usage        atomic.Int32  // see use
+	stir         chan struct{} // the first IO after a rest; see use
 	closing      atomic.Bool
 	replaces     atomic.Bool // see Replaces
 	hearing      hearing
@@ -50,7 +52,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Controller{cfg: cfg, over: make(chan struct{}), drained: make(chan struct{}, 1)}
+	c := &Controller{cfg: cfg, over: make(chan struct{}), drained: make(chan struct{}, 1), stir: make(chan struct{}, 1)}
 	c.ctx, c.cut = context.WithCancel(context.Background())
 	c.state, c.portals = State{Since: time.Now()}, cfg.Portals
 	s, err := c.reach(ctx)

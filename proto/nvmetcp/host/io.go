@@ -18,6 +18,7 @@ func (n *Namespace) Submit(io *block.IO) { n.submit(io, false) }
 func (n *Namespace) submit(io *block.IO, failed bool) {
 	c, a := n.controller, n.state.Load()
 	c.outstanding.Add(1)
+	c.use()
 	err := a.Geometry.CheckIO(io)
 	if c.closing.Load() {
 		err = block.ErrGone

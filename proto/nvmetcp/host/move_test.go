@@ -149,7 +149,11 @@ func TestUnansweredKeepAlivesSaySinceWhenAControllerIsSilent(t *testing.T) {
 	cfg := p.config()
 	cfg.KATO, cfg.KeepAliveEvery, cfg.AskEvery = 2*time.Hour, time.Hour, 40*time.Millisecond
 	c := connect(t, cfg)
-	time.Sleep(50 * time.Millisecond)
+	for end := time.Now().Add(patience); c.usage.Load() != resting; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("keep alives stay frequent without an IO")
+		}
+	}
 	if n := asked.Load(); n > 0 {
 		t.Errorf("%d keep alives while no IO was outstanding", n)
 	}

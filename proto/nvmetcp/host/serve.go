@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/nvmetcp"
 )
 
@@ -32,11 +33,39 @@ func (c *Controller) serve(s *session) {
 	tasks.Wait()
 }
 
+// How a controller is used, which decides how often keepAlive looks.
+const (
+	unused  int32 = iota // no IO was submitted since the last tick of keepAlive
+	used                 // an IO was
+	resting              // none was for long: the next one must wake keepAlive
+)
+
+// use notes that an IO is submitted. It is called for each one, so it mostly only looks.
+func (c *Controller) use() {
+	if c.usage.Load() != used && c.usage.Swap(used) == resting {
+		select {
+		case c.stir <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// rests reports whether no IO is under way, and none has been submitted between the last call and
+// this one. The next one then writes to stir.
+func (c *Controller) rests() bool {
+	if c.usage.Load() == resting {
+		return true
+	}
+	return c.usage.Swap(unused) == unused && c.outstanding.Load() == 0 && c.usage.CompareAndSwap(unused, resting)
+}
+
 // keepAlive sends Keep Alive at half of its timeout, or more often if Config says so. If those
 // of a whole timeout are unanswered when the next one is due, the session ends.
 func (s *session) keepAlive(ctx context.Context) {
 	cfg := &s.c.cfg
-	ticker := time.NewTicker(cfg.AskEvery)
+	every := cfg.AskEvery
+	s.c.usage.Store(used)
+	ticker := beat.NewTicker(every)
 	defer ticker.Stop()
 	var sent, answered atomic.Uint32
 	var idle, late time.Duration // since one was sent, and since one was sent that is not answered
@@ -44,16 +73,25 @@ func (s *session) keepAlive(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.c.stir:
+			every = cfg.AskEvery
+			ticker.Reset(every)
+			continue
 		case <-ticker.C:
 		}
-		if late += cfg.AskEvery; sent.Load() == answered.Load() {
+		if late += every; sent.Load() == answered.Load() {
 			late = 0
 		}
 		if late >= cfg.KATO {
 			s.fail(fmt.Errorf("%w within %v", errKeepAlive, cfg.KATO))
 			return
 		}
-		if idle += cfg.AskEvery; idle < cfg.KeepAliveEvery && s.c.outstanding.Load() == 0 {
+		idle += every
+		if s.c.rests() && every != cfg.KeepAliveEvery {
+			every = cfg.KeepAliveEvery
+			ticker.Reset(every)
+		}
+		if idle < cfg.KeepAliveEvery && s.c.outstanding.Load() == 0 {
 			continue
 		}
 		idle = 0
@@ -73,7 +111,7 @@ func (s *session) keepAlive(ctx context.Context) {
 // watch ends the session when a command takes too long. Each queue has a clock that counts
 // eighths of the timeout, so that commands need not read the real clock.
 func (s *session) watch(ctx context.Context) {
-	ticker := time.NewTicker(max(s.c.cfg.CommandTimeout/8, time.Millisecond))
+	ticker := beat.NewTicker(max(s.c.cfg.CommandTimeout/8, time.Millisecond))
 	defer ticker.Stop()
 	for {
 		select {
