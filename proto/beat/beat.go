@@ -35,7 +35,8 @@ type Ticker struct {
 	// C gets the time of each tick. If the last one has not been received, a tick is left out.
 	C <-chan time.Time
 
-	c chan time.Time
+	c    chan time.Time
+	call func() // instead of c; nil: none
 
 	mu      sync.Mutex
 	every   time.Duration
@@ -46,26 +47,43 @@ type Ticker struct {
 // NewTicker starts a ticker. The interval is positive.
 func NewTicker(every time.Duration) *Ticker {
 	c := make(chan time.Time, 1)
-	t := &Ticker{C: c, c: c, every: every}
+	return (&Ticker{C: c, c: c, every: every}).start()
+}
+
+// Call starts a ticker that calls f at each tick, in a goroutine of its own, and does not use C.
+func Call(every time.Duration, f func()) *Ticker { return (&Ticker{every: every, call: f}).start() }
+
+func (t *Ticker) start() *Ticker {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.timer = time.AfterFunc(until(time.Now(), every), t.tick)
+	t.timer = time.AfterFunc(until(time.Now(), t.every), t.tick)
 	return t
 }
 
 // tick is called by the timer.
 func (t *Ticker) tick() {
 	now := time.Now()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.stopped {
+	if !t.again(now) {
+		return
+	}
+	if t.call != nil {
+		t.call()
 		return
 	}
 	select {
 	case t.c <- now:
 	default:
 	}
-	t.timer.Reset(pause(now, t.every))
+}
+
+// again arms the timer for the next tick, and reports whether this one counts.
+func (t *Ticker) again(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.stopped {
+		t.timer.Reset(pause(now, t.every))
+	}
+	return !t.stopped
 }
 
 // Reset changes the interval of a ticker that is not stopped.

@@ -3,6 +3,7 @@
 package beat
 
 import (
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +84,24 @@ func TestAnIntervalCanBeChanged(t *testing.T) {
 		ticker.Reset(time.Second)
 		if got := (<-ticker.C).Sub(start); got != 2*time.Second {
 			t.Errorf("with the longer interval, a tick comes after %v, want 2 s", got)
+		}
+	})
+}
+
+func TestAFunctionIsCalledAtEachTick(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls []time.Duration
+		start := time.Now()
+		time.Sleep(30 * time.Millisecond)
+		var ticker *Ticker
+		ticker = Call(100*time.Millisecond, func() {
+			if calls = append(calls, time.Since(start)); len(calls) == 3 {
+				ticker.Stop() // also from within
+			}
+		})
+		time.Sleep(time.Second)
+		if want := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}; !slices.Equal(calls, want) {
+			t.Errorf("called after %v, want %v", calls, want)
 		}
 	})
 }

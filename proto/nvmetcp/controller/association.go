@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 )
@@ -42,7 +43,7 @@ type association struct {
 	cc       uint32
 	csts     nvmetcp.ControllerStatus
 	kato     time.Duration
-	timer    *time.Timer
+	timer    *beat.Ticker
 	quiet    time.Duration // since the last arrival
 	events   events
 	features features
@@ -211,7 +212,8 @@ func (a *association) operational() nvmetcp.Status {
 
 // setKATO restarts the keep-alive timer; 0 stops it. Any command counts as a keep alive
 // (traffic based keep alive, Base, 3.9), so the timer checks for arrivals four times per
-// KATO. A host that is silent for 1.25 to 1.5 KATO is disconnected.
+// KATO, beginning with the command that sets it. A host that is silent for 1.25 to 1.5 KATO is
+// disconnected.
 func (a *association) setKATO(d time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -220,8 +222,9 @@ func (a *association) setKATO(d time.Duration) {
 		a.timer = nil
 	}
 	a.kato, a.quiet = d, 0
+	a.alive.Store(true)
 	if d > 0 && !a.dead.Load() {
-		a.timer = time.AfterFunc(d/4, a.look)
+		a.timer = beat.Call(d/4, a.look)
 	}
 }
 
@@ -236,9 +239,6 @@ func (a *association) look() {
 		a.quiet = 0
 	}
 	expired := a.quiet >= a.kato+a.kato/4 // Linux's host may be silent for a whole KATO
-	if !expired {
-		a.timer.Reset(a.kato / 4)
-	}
 	a.mu.Unlock()
 	if expired {
 		a.kill(fmt.Errorf("%w: nothing received for %v", errSilent, a.kato))
