@@ -65,6 +65,8 @@ var arrows = map[string][]string{
 	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
 	"target/drive":       {"proto/block", "proto/figures", "proto/nvmetcp", "proto/pb"},
 	"target/backend":     {"proto/block"},
+	"target/mapped":      {"proto/block"},
+	"target/treecheck":   {"proto/block"},                                               // not target/mapped: it checks what that writes
 	"target/nvmet":       {"target/nvmet/memfs", "proto/nvmetcp/dhchap", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":       {},
 	"target":             {"target/drive", "target/nvmet", "target/userspace", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},

@@ -83,6 +83,7 @@ var (
 	ErrGone        = errors.New("device is gone")
 	ErrReadOnly    = errors.New("device is read-only")
 	ErrUnsupported = errors.New("operation not supported")
+	ErrFull        = errors.New("no space for new data")
 )
 
 // CheckIO returns an error if an IO is not valid for a device of geometry g.

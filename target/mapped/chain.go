@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapped
+
+import "math/bits"
+
+// The records of one chunk of the legs, of all layers, are a chain, those of the highest layer id
+// first. A layer's id is higher than its parent's, so the records that a layer sees come nearest
+// first. Records of layers that are gone may be in the chain until they are collected; nothing sees
+// them.
+
+// walk calls yield for each record of a chunk that l sees, nearest first, until it returns false.
+// The caller holds the chunk's stripe.
+func (t *Tree) walk(l *layer, chunk uint32, yield func(slot uint32, r *record) bool) {
+	for slot := t.first[chunk]; slot != 0; {
+		r := t.record(slot)
+		if o := t.layers[r.layer]; o != nil && l.sees(o) && !yield(slot, r) {
+			return
+		}
+		slot = r.next
+	}
+}
+
+// own returns the slot of a layer's own record of a chunk, 0 if it has none.
+func (t *Tree) own(l *layer, chunk uint32) uint32 {
+	for slot := t.first[chunk]; slot != 0; {
+		r := t.record(slot)
+		if r.layer == l.ID {
+			return slot
+		}
+		slot = r.next
+	}
+	return 0
+}
+
+// source returns the slot that has a grain's data as l sees it, 0 if it reads as zeroes.
+func (t *Tree) source(l *layer, chunk uint32, grain int64) (from uint32) {
+	t.walk(l, chunk, func(slot uint32, r *record) bool {
+		if r.have.Load()>>grain&1 == 0 {
+			return true
+		}
+		if r.data.Load()>>grain&1 == 1 {
+			from = slot
+		}
+		return false
+	})
+	return from
+}
+
+// inherited returns the grains that l would see as data without its own record. Zeroes of a doomed
+// layer hide nothing here: the layer may be gone at any time, and what it hid would then show.
+func (t *Tree) inherited(l *layer, chunk uint32) (data uint64) {
+	seen := uint64(0)
+	t.walk(l, chunk, func(_ uint32, r *record) bool {
+		if r.layer == l.ID {
+			return true
+		}
+		data |= r.data.Load() &^ seen
+		if t.layers[r.layer].State != StateDoomed {
+			seen |= r.have.Load()
+		}
+		return seen != allGrains
+	})
+	return data
+}
+
+// link puts a record into the chain of its chunk.
+func (t *Tree) link(slot uint32) {
+	r := t.record(slot)
+	at := &t.first[r.chunk]
+	for *at != 0 && t.record(*at).layer > r.layer {
+		at = &t.record(*at).next
+	}
+	r.next, *at = *at, slot
+}
+
+// unlink takes a record out of the chain of a chunk.
+func (t *Tree) unlink(slot, chunk uint32) {
+	at := &t.first[chunk]
+	for *at != slot {
+		at = &t.record(*at).next
+	}
+	r := t.record(slot)
+	*at, r.next = r.next, 0
+}
+
+// ownBit marks in Leg.top that the record is the leg's own layer's.
+const ownBit = 1 << 31
+
+// retop tells the open legs where their look-ups of a chunk begin, after its chain has changed.
+func (t *Tree) retop(chunk uint32) {
+	for _, leg := range t.legs {
+		if top := *leg.top.Load(); int(chunk) < len(top) {
+			top[chunk].Store(t.topOf(leg.layer, chunk))
+		}
+	}
+}
+
+// topOf is the first record that a layer sees of a chunk. 0: none.
+func (t *Tree) topOf(l *layer, chunk uint32) (top uint32) {
+	t.walk(l, chunk, func(slot uint32, r *record) bool {
+		if top = slot; r.layer == l.ID {
+			top |= ownBit
+		}
+		return false
+	})
+	return top
+}
+
+// hideTop makes look-ups of a chunk go by its stripe.
+func (t *Tree) hideTop(chunk uint32) {
+	for _, leg := range t.legs {
+		if top := *leg.top.Load(); int(chunk) < len(top) {
+			top[chunk].Store(0)
+		}
+	}
+}
+
+// mask is the grains that a range inside a chunk touches.
+func mask(from, n int64) uint64 {
+	first, last := from/GrainSize, (from+n-1)/GrainSize
+	return allGrains >> (63 - last) &^ (1<<first - 1)
+}
+
+// run returns the first run of grains in m, as a mask, and its bounds in bytes of the chunk.
+func run(m uint64) (grains uint64, from, to int64) {
+	first := bits.TrailingZeros64(m)
+	n := bits.TrailingZeros64(^(m >> first))
+	return allGrains >> (64 - n) << first, int64(first) * GrainSize, int64(first+n) * GrainSize
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapped
+
+import (
+	"context"
+	"fmt"
+	"math/bits"
+	"sync"
+
+	"weft.dev/weft/proto/block"
+)
+
+// space knows which slots are free.
+type space struct {
+	mu         sync.Mutex
+	free       [][slotCount / 64]uint64 // by extent, a bit for each slot
+	from       [2]int                   // extents before this one have no free slot of the kind: without and with a chunk
+	chunks     uint64                   // with a chunk, free
+	total      uint64                   // with a chunk, free or not
+	quarantine []uint32                 // free once the drive has been flushed
+	freed      chan struct{}            // closed when a chunk comes free
+	wanted     bool                     // somebody may wait for freed
+}
+
+// FullError says that a write needs a chunk and the tree has none. Nothing was changed. It unwraps
+// to block.ErrFull.
+type FullError struct {
+	Tree  block.UUID
+	freed <-chan struct{}
+}
+
+func (e *FullError) Error() string { return fmt.Sprintf("tree %v: %v", e.Tree, block.ErrFull) }
+
+// Unwrap returns block.ErrFull.
+func (e *FullError) Unwrap() error { return block.ErrFull }
+
+// Freed is closed when a chunk has come free since the write failed: it is worth repeating.
+func (e *FullError) Freed() <-chan struct{} { return e.freed }
+
+// Wait returns when the write is worth repeating, or ctx ends.
+func (e *FullError) Wait(ctx context.Context) error {
+	select {
+	case <-e.freed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func kind(slot uint32) int {
+	if hasChunk(slot) {
+		return 1
+	}
+	return 0
+}
+
+// addExtent makes room for the slots of another extent. None of them is free yet.
+func (s *space) addExtent(home bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, [slotCount / 64]uint64{})
+	s.total += usable(home)
+}
+
+// usable is how many chunks of an extent are for data.
+func usable(home bool) uint64 {
+	if home {
+		return chunkCount - 3 // the tables, and two of the superblock
+	}
+	return chunkCount - 1
+}
+
+// take returns a free slot, the lowest, so that a leg which is written from its beginning lies in
+// order on the drive. Without one it returns 0 and what is closed when there may be one.
+func (s *space) take(withChunk bool) (slot uint32, freed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first, last, k := chunkCount/64, slotCount/64, 0
+	if withChunk {
+		first, last, k = 0, chunkCount/64, 1
+	}
+	for ; s.from[k] < len(s.free); s.from[k]++ {
+		words := &s.free[s.from[k]]
+		for w := first; w < last; w++ {
+			if words[w] == 0 {
+				continue
+			}
+			bit := bits.TrailingZeros64(words[w])
+			words[w] &^= 1 << bit
+			if withChunk {
+				s.chunks--
+			}
+			return uint32(s.from[k]<<slotShift + w*64 + bit), nil
+		}
+	}
+	s.wanted = true
+	return 0, s.freed
+}
+
+// put makes a slot free.
+func (s *space) put(slot uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, i := int(slot>>slotShift), slot%slotCount
+	s.free[e][i/64] |= 1 << (i % 64)
+	k := kind(slot)
+	s.from[k] = min(s.from[k], e)
+	if k == 1 {
+		s.chunks++
+		s.tell()
+	}
+}
+
+// tell wakes those who wait for a chunk.
+func (s *space) tell() {
+	if s.wanted {
+		close(s.freed)
+		s.freed, s.wanted = make(chan struct{}), false
+	}
+}
+
+// fill makes the slots of an extent free whose bits are set.
+func (s *space) fill(e int, free [slotCount / 64]uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free[e] = free
+	for _, word := range free[:chunkCount/64] {
+		s.chunks += uint64(bits.OnesCount64(word))
+	}
+	s.from = [2]int{min(s.from[0], e), min(s.from[1], e)}
+	s.tell()
+}
+
+func (s *space) takeQuarantine() []uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	batch := s.quarantine
+	s.quarantine = nil
+	return batch
+}
+
+func (s *space) putQuarantine(batch []uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.quarantine = append(s.quarantine, batch...)
+}
+
+// free gives up a slot that means nothing any more on the drive, or will not after a flush.
+func (t *Tree) free(slot uint32) {
+	if t.volatile {
+		t.space.putQuarantine([]uint32{slot})
+		return
+	}
+	t.whenIdle(slot, t.space.put)
+}
+
+// alloc returns a free slot, 0 if there is none. It flushes a volatile drive if that frees one; no
+// lock may be held.
+func (t *Tree) alloc(withChunk bool) (slot uint32, err error) {
+	defer func() {
+		if slot != 0 {
+			t.block(slot) // its record
+		}
+	}()
+	slot, freed := t.space.take(withChunk)
+	if slot != 0 {
+		return slot, nil
+	}
+	if batch := t.space.takeQuarantine(); len(batch) > 0 {
+		t.space.putQuarantine(batch)
+		if err := t.flush(); err != nil {
+			return 0, err
+		}
+		if slot, freed = t.space.take(withChunk); slot != 0 {
+			return slot, nil
+		}
+	}
+	return 0, &FullError{Tree: t.place.Tree, freed: freed}
+}

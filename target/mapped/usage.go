@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapped
+
+import (
+	"fmt"
+	"math/bits"
+
+	"weft.dev/weft/proto/block"
+)
+
+// Space is how much of a tree's extents is taken.
+type Space struct {
+	Total block.Size // for data
+	Free  block.Size // of it; what a volatile drive has yet to flush is not free
+}
+
+// Space returns the tree's space.
+func (t *Tree) Space() Space {
+	t.space.mu.Lock()
+	defer t.space.mu.Unlock()
+	return Space{Total: block.Size(t.space.total) * ChunkSize, Free: block.Size(t.space.chunks) * ChunkSize}
+}
+
+// Usage is the space of one layer.
+type Usage struct {
+	Used       block.Size // chunks that are the layer's own
+	Referenced block.Size // grains that it reads as data, its own and others'
+	// Freed is what comes free if the layer is deleted: all of Used if nothing is over it, nothing
+	// if several layers are, else the chunks that one layer over it does not need.
+	Freed block.Size
+}
+
+// Usage counts the space of a leg or a snapshot. It looks at every chunk, one at a time.
+func (t *Tree) Usage(object block.UUID) (u Usage, err error) {
+	t.admin.Lock()
+	defer t.admin.Unlock()
+	at := t.super.layer(object)
+	if at == nil {
+		return u, fmt.Errorf("usage of %v: %w", object, ErrUnknown)
+	}
+	l, children := t.layers[at.ID], t.super.children(at.ID)
+	for chunk := range chunksOf(l.Size) {
+		s := t.stripe(chunk)
+		s.mu.Lock()
+		own, seen := uint32(0), uint64(0)
+		t.walk(l, chunk, func(slot uint32, r *record) bool {
+			if r.layer == l.ID {
+				own = slot
+			}
+			u.Referenced += block.Size(bits.OnesCount64(r.data.Load()&^seen)) * GrainSize
+			seen |= r.have.Load()
+			return seen != allGrains
+		})
+		if own != 0 && hasChunk(own) {
+			u.Used += ChunkSize
+			if len(children) == 0 || len(children) == 1 && t.comesFree(own, children[0], chunk) {
+				u.Freed += ChunkSize
+			}
+		}
+		s.mu.Unlock()
+	}
+	return u, nil
+}
+
+// comesFree reports whether merging the record of a slot into a child frees a chunk: both have one,
+// or the child needs none of its data.
+func (t *Tree) comesFree(slot, child, chunk uint32) bool {
+	over := t.own(t.layers[child], chunk)
+	if over == 0 {
+		return false
+	}
+	return hasChunk(over) || t.record(slot).data.Load()&^t.record(over).have.Load() == 0
+}

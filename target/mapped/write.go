@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mapped
+
+import (
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/proto/block"
+)
+
+// busy is what changes the map of one chunk. Changes of different grains go on side by side, so that
+// none waits for the record of another.
+type busy struct {
+	grains uint64
+	slots  map[uint32]uint32 // by layer: taken for the chunk, the record may not be written yet
+	quiet  bool              // no I/O to the chunk begins: it is being moved
+}
+
+// take waits until nothing changes these grains of a chunk, and keeps others from it until drop.
+// The caller holds the stripe.
+func (s *stripe) take(chunk uint32, grains uint64) *busy {
+	for {
+		b := s.busy[chunk]
+		if b == nil {
+			b = &busy{}
+			s.busy[chunk] = b
+		}
+		if b.grains&grains == 0 {
+			b.grains |= grains
+			return b
+		}
+		s.idle.Wait()
+	}
+}
+
+// drop ends what take began. A slot that was taken, and not used after all, is free again.
+func (t *Tree) drop(s *stripe, chunk uint32, grains uint64) {
+	b := s.busy[chunk]
+	if b.grains &^= grains; b.grains == 0 {
+		delete(s.busy, chunk)
+		for _, slot := range b.slots {
+			if t.record(slot).layer == 0 {
+				t.whenIdle(slot, t.space.put)
+			}
+		}
+	}
+	s.idle.Broadcast()
+}
+
+// changesAtOnce is how many chunks one request changes at a time.
+const changesAtOnce = 32
+
+// change does a write, discard or write of zeroes that needs the map.
+func (l *Leg) change(io *block.IO) {
+	err := l.changeAll(io)
+	l.writes.leave()
+	io.Complete(err)
+}
+
+func (l *Leg) changeAll(io *block.IO) error {
+	if io.Off/ChunkSize == (io.Off+io.Len-1)/ChunkSize {
+		return l.changeChunk(io, io.Off, io.Len)
+	}
+	var group errgroup.Group
+	group.SetLimit(changesAtOnce)
+	for at := io.Off; at < io.Off+io.Len; {
+		from, n := at, min(ChunkSize-at%ChunkSize, io.Off+io.Len-at)
+		if io.Op == block.OpWrite || l.mapsAny(uint32(from/ChunkSize)) {
+			group.Go(func() error { return l.changeChunk(io, from, n) })
+		}
+		at += n
+	}
+	return group.Wait()
+}
+
+// mapsAny reports whether a chunk may have data.
+func (l *Leg) mapsAny(chunk uint32) bool {
+	s := l.tree.stripe(chunk)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return l.tree.first[chunk] != 0 || s.busy[chunk] != nil
+}
+
+// changeChunk does the part of a request that is in one chunk: n bytes at a place of the leg.
+func (l *Leg) changeChunk(io *block.IO, at, n int64) error {
+	chunk, from := uint32(at/ChunkSize), at%ChunkSize
+	if io.Op == block.OpWrite {
+		return l.write(chunk, from, io.Data[at-io.Off:][:n], io.FUA)
+	}
+	first, last := (from+GrainSize-1)/GrainSize*GrainSize, (from+n)/GrainSize*GrainSize
+	if first < last {
+		if err := l.zero(chunk, mask(first, last-first), io.FUA); err != nil {
+			return err
+		}
+	}
+	if io.Op == block.OpDiscard {
+		return nil
+	}
+	if first > last { // inside one grain
+		return l.writeZeroes(chunk, from, n, io.FUA)
+	}
+	if err := l.writeZeroes(chunk, from, first-from, io.FUA); err != nil {
+		return err
+	}
+	return l.writeZeroes(chunk, last, from+n-last, io.FUA)
+}
+
+// writeZeroes writes zeroes to a part of a grain, unless it reads as zeroes as it is.
+func (l *Leg) writeZeroes(chunk uint32, from, n int64, fua bool) error {
+	if n == 0 {
+		return nil
+	}
+	s := l.tree.stripe(chunk)
+	s.mu.Lock()
+	source := l.tree.source(l.layer, chunk, from/GrainSize)
+	s.mu.Unlock()
+	if source == 0 {
+		return nil
+	}
+	return l.write(chunk, from, make([]byte, n), fua)
+}
+
+// write writes to one chunk: the data first, then the record, then the answer.
+func (l *Leg) write(chunk uint32, from int64, p []byte, fua bool) error {
+	t := l.tree
+	s := t.stripe(chunk)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	touched := mask(from, int64(len(p)))
+	grains := touched
+	b := s.take(chunk, grains)
+	if own := t.own(l.layer, chunk); own != 0 && !hasChunk(own) {
+		t.drop(s, chunk, grains) // the record moves to another slot: alone
+		grains = allGrains
+		b = s.take(chunk, grains)
+	}
+	defer func() { t.drop(s, chunk, grains) }()
+	slot, err := l.slotFor(s, b, chunk)
+	if err != nil {
+		return err
+	}
+	id, own, fresh := l.layer.ID, t.own(l.layer, chunk), touched
+	if own == slot {
+		fresh &^= t.record(own).data.Load()
+	}
+	fill := l.edges(chunk, fresh, from, int64(len(p)))
+
+	s.mu.Unlock()
+	err = l.writeData(slot, from, p, fill, fua || t.volatile && fresh != 0)
+	if err == nil && fresh != 0 {
+		err = t.addGrains(id, slot, own, chunk, touched, fua)
+	}
+	s.mu.Lock()
+	return err
+}
+
+// slotFor returns the slot with the chunk that the leg's own layer has, or takes one. The caller
+// holds the stripe, which is given up meanwhile.
+func (l *Leg) slotFor(s *stripe, b *busy, chunk uint32) (uint32, error) {
+	t := l.tree
+	for {
+		if own := t.own(l.layer, chunk); own != 0 && hasChunk(own) {
+			return own, nil
+		}
+		if slot := b.slots[l.layer.ID]; slot != 0 {
+			return slot, nil
+		}
+		s.mu.Unlock()
+		slot, err := t.alloc(true)
+		s.mu.Lock()
+		if err != nil {
+			return 0, err
+		}
+		if own := t.own(l.layer, chunk); b.slots[l.layer.ID] != 0 || own != 0 && hasChunk(own) {
+			t.whenIdle(slot, t.space.put)
+			continue
+		}
+		if b.slots == nil {
+			b.slots = map[uint32]uint32{}
+		}
+		b.slots[l.layer.ID] = slot
+	}
+}
+
+// edge is a grain that a write covers in part, and that its layer does not have: its other bytes
+// come from below.
+type edge struct {
+	grain  int64
+	source uint32 // 0: zeroes
+}
+
+// edges finds them, and holds their sources. The caller holds the stripe.
+func (l *Leg) edges(chunk uint32, fresh uint64, from, n int64) (all []edge) {
+	add := func(grain int64) {
+		if fresh>>grain&1 == 0 || len(all) > 0 && all[0].grain == grain {
+			return
+		}
+		e := edge{grain, l.tree.source(l.layer, chunk, grain)}
+		if e.source != 0 {
+			l.tree.record(e.source).hold()
+		}
+		all = append(all, e)
+	}
+	if from%GrainSize != 0 {
+		add(from / GrainSize)
+	}
+	if (from+n)%GrainSize != 0 {
+		add((from + n) / GrainSize)
+	}
+	return all
+}
+
+// writeData writes p, and what edges need, in one piece.
+func (l *Leg) writeData(slot uint32, from int64, p []byte, edges []edge, fua bool) (err error) {
+	t := l.tree
+	start, end := from, from+int64(len(p))
+	for _, e := range edges {
+		start, end = min(start, e.grain*GrainSize), max(end, (e.grain+1)*GrainSize)
+	}
+	if len(edges) > 0 {
+		whole := make([]byte, end-start)
+		for _, e := range edges {
+			if e.source == 0 {
+				continue
+			}
+			if readErr := block.ReadAt(t.below, whole[e.grain*GrainSize-start:][:GrainSize], t.data(e.source)+e.grain*GrainSize); readErr != nil {
+				err = readErr
+			}
+			t.release(e.source)
+		}
+		copy(whole[from-start:], p)
+		p = whole
+	}
+	if err != nil {
+		return err
+	}
+	return block.Do(t.below, &block.IO{Op: block.OpWrite, FUA: fua, Off: t.data(slot) + start, Len: int64(len(p)), Data: p})
+}
+
+// addGrains makes grains a layer's own, in a slot that has their data. was is the slot of the
+// layer's record so far, 0 if it had none.
+func (t *Tree) addGrains(id, slot, was, chunk uint32, grains uint64, fua bool) error {
+	s := t.stripe(chunk)
+	zero := uint64(0) // of the record in another slot
+	if was != 0 && was != slot {
+		zero = t.record(was).have.Load()
+	}
+	err := t.put(slot, fua, func(e *entry) {
+		e.layer, e.chunk = id, chunk
+		e.have |= grains | zero
+		e.zero = (e.zero | zero) &^ grains
+	})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	replaced := was != 0 && was != slot
+	if replaced {
+		t.unlink(was, chunk)
+	}
+	linked := t.record(slot).layer != 0
+	t.publish(slot, func(r *record) {
+		r.layer, r.chunk = id, chunk
+		r.have.Or(grains | zero)
+		r.data.Or(grains)
+	})
+	if !linked {
+		t.link(slot)
+	}
+	t.retop(chunk)
+	s.mu.Unlock()
+	if replaced {
+		return t.supersede(was)
+	}
+	return nil
+}
+
+// supersede clears the record of a slot that is in no chain any more, since a newer one is in
+// another slot. That must be before the newer one may be cleared: else this one would count again.
+func (t *Tree) supersede(slot uint32) error {
+	if t.volatile {
+		if err := t.flush(); err != nil {
+			return t.fail(err) // the slot is lost to this tree, and its record may come back
+		}
+	}
+	if err := t.put(slot, false, func(e *entry) { *e = entry{} }); err != nil {
+		return err
+	}
+	t.publish(slot, func(r *record) { r.set(entry{}) })
+	t.free(slot)
+	return nil
+}
+
+// zero makes whole grains read as zeroes, and gives up what needs no space any more.
+func (l *Leg) zero(chunk uint32, grains uint64, fua bool) error {
+	t := l.tree
+	s := t.stripe(chunk)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.take(chunk, allGrains)
+	defer t.drop(s, chunk, allGrains)
+	own := t.own(l.layer, chunk)
+	var have, data uint64
+	if own != 0 {
+		have, data = t.record(own).have.Load(), t.record(own).data.Load()
+	}
+	next := entry{layer: l.layer.ID, chunk: chunk}
+	next.zero = (have&^data | grains) & t.inherited(l.layer, chunk)
+	next.have = data&^grains | next.zero
+	if next.have == have && next.have&^next.zero == data {
+		return nil
+	}
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return l.setZero(own, next, fua)
+}
+
+// setZero makes next the layer's record of a chunk, which was in the slot own if that is not 0.
+func (l *Leg) setZero(own uint32, next entry, fua bool) error {
+	t := l.tree
+	if next.have == 0 {
+		return t.clearSlot(own, next.chunk, fua)
+	}
+	slot := own
+	if next.have == next.zero && (own == 0 || hasChunk(own)) { // needs no chunk
+		free, err := t.alloc(false)
+		if err != nil && own == 0 {
+			free, err = t.alloc(true)
+		}
+		switch {
+		case err == nil:
+			slot = free
+		case own == 0:
+			return err
+		}
+	}
+	return t.replace(own, slot, next, fua)
+}
+
+// clearSlot gives up a layer's record of a chunk.
+func (t *Tree) clearSlot(slot, chunk uint32, fua bool) error {
+	if err := t.put(slot, fua, func(e *entry) { *e = entry{} }); err != nil {
+		return err
+	}
+	s := t.stripe(chunk)
+	s.mu.Lock()
+	t.unlink(slot, chunk)
+	t.publish(slot, func(r *record) { r.set(entry{}) })
+	t.retop(chunk)
+	s.mu.Unlock()
+	t.free(slot)
+	return nil
+}
+
+// replace makes next the record in slot, and clears the one that it replaces if that is in another
+// slot. The caller has taken all grains of the chunk.
+func (t *Tree) replace(old, slot uint32, next entry, fua bool) error {
+	err := t.put(slot, fua, func(e *entry) { e.layer, e.chunk, e.have, e.zero = next.layer, next.chunk, next.have, next.zero })
+	if err != nil {
+		return err
+	}
+	s := t.stripe(next.chunk)
+	s.mu.Lock()
+	if old != 0 && old != slot {
+		t.unlink(old, next.chunk)
+	}
+	if t.record(slot).layer != 0 {
+		t.unlink(slot, next.chunk)
+	}
+	t.publish(slot, func(r *record) {
+		r.layer, r.chunk = next.layer, next.chunk
+		r.data.Store(next.have &^ next.zero)
+		r.have.Store(next.have)
+	})
+	t.link(slot)
+	t.retop(next.chunk)
+	s.mu.Unlock()
+	if old != 0 && old != slot {
+		return t.supersede(old)
+	}
+	return nil
+}
