@@ -33,6 +33,7 @@ import (
 // to a volume with a copy on each target.
 type three struct {
 	t         *testing.T
+	program   string // that is started: weft or weft-next
 	dir       string
 	addresses []string
 	managers  map[string]*exec.Cmd // by address
@@ -48,7 +49,7 @@ const onceBound = 15 * time.Second
 
 func startThree(t *testing.T) *three {
 	t.Helper()
-	c := &three{t: t, dir: t.TempDir(), managers: map[string]*exec.Cmd{}, targets: map[string]*exec.Cmd{}, writer: &timedWriter{}}
+	c := &three{t: t, program: "weft", dir: t.TempDir(), managers: map[string]*exec.Cmd{}, targets: map[string]*exec.Cmd{}, writer: &timedWriter{}}
 	for range 3 {
 		c.addresses = append(c.addresses, c.free())
 	}
@@ -103,7 +104,7 @@ func (c *three) start(name string, args ...string) *exec.Cmd {
 		c.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command("weft", args...)
+	cmd := exec.Command(c.program, args...)
 	cmd.Env, cmd.Stderr = c.environment(), log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -142,6 +143,10 @@ func (c *three) target(node string) {
 			_ = os.Remove(fmt.Sprintf("/dev/weft/target-%s.%s", node, kind)) // it is not there for users who may not write there
 		}
 	})
+	c.runTarget(node)
+}
+
+func (c *three) runTarget(node string) {
 	c.targets[node] = c.start(node, "target", "--node", node, "--datapath", "user", "--drive-file", c.drive(node), "--portal", "tcp://"+c.free())
 }
 
@@ -210,8 +215,10 @@ func (c *three) host(conn grpc.ClientConnInterface) {
 	agent, err := initiator.New(initiator.Config{
 		Node: "c1", Version: "test", Kernel: "test", BootID: "boot-1", Manager: pb.NewAgentsClient(conn), Next: c.agents.Next,
 		StateDir: filepath.Join(c.dir, "state"), RunDir: filepath.Join(c.dir, "run"), Datapath: initiator.User, Log: slog.New(slog.DiscardHandler),
-		Export: func(_ context.Context, volume block.Device, _ block.VolumeName) (userspace.Exported, error) {
-			go c.writer.run(volume)
+		Export: func(_ context.Context, volume block.Device, name block.VolumeName) (userspace.Exported, error) {
+			if name == "db1" {
+				go c.writer.run(volume)
+			}
 			return inUse{}, nil
 		},
 	})

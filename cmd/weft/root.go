@@ -56,7 +56,7 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	root.AddCommand(login.Commands(g, defaultDataDir)...)
 	g.AllowStale(root, "volume list", "volume describe", "node list", "drive list", "pool list", "attachment list", "event list", "explain volume")
 	g.AllowBundle(root, "status", "explain volume", "what-if lose", "volume list", "volume describe", "node list", "drive list", "pool list",
-		"attachment list", "event list", "upgrade status", "volmgr list")
+		"attachment list", "event list", "upgrade status", "upgrade plan", "volmgr list")
 	return root
 }
 

@@ -18,8 +18,9 @@ import (
 )
 
 // The scripts in testdata are the promise that the program makes. They run the program itself.
+// weft-next is a weft of another version, to which tests upgrade.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"weft": main})
+	testscript.Main(m, map[string]func(){"weft": main, "weft-next": func() { release = "test"; main() }})
 }
 
 func TestScripts(t *testing.T) {

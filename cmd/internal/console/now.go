@@ -22,6 +22,7 @@ type now struct {
 	More     int         // problems that are not listed
 	Domain   *domainLoss // nil: there is nothing to lose
 	Underway []work
+	Upgrade  string // which versions run, and what is next; empty: only one runs
 	Events   []*pb.Event
 	Managers []*pb.ManagerMember
 }
@@ -77,6 +78,13 @@ func loadNow(ctx context.Context, s *Server, _ *http.Request) (string, any, erro
 	}
 	if p.Managers, err = s.read.managers(ctx); err != nil {
 		return "", nil, err
+	}
+	mixed, plan, err := s.upgradePlan(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	if p.Upgrade = mixed; plan != nil {
+		p.Upgrade = plan.Summary()
 	}
 	p.Verdict = verdictOf(p.Status)
 	p.Domain, p.Underway = largestDomain(nodes, drives), underway(volumes)

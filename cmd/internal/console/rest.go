@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/upgrade"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 )
@@ -147,8 +148,10 @@ type accessPage struct {
 	Authorities []*pb.Authority
 	NoAuthority *notice
 	Managers    []*pb.ManagerMember
-	Changing    []managerRow // those of them that can be changed
-	Upgrade     *pb.Upgrade  // nil: the manager that leads is too old for levels
+	Changing    []managerRow  // those of them that can be changed
+	Upgrade     *pb.Upgrade   // nil: the manager that leads is too old for levels
+	Mixed       string        // which versions run; empty: only one
+	Plan        *upgrade.Plan // nil: nothing runs the version of this program, or everything does
 	Forms       []*form
 	Withdraw    map[string]*form // by token
 }
@@ -187,10 +190,36 @@ func loadAccess(ctx context.Context, s *Server, _ *http.Request) (string, any, e
 	if p.Upgrade, err = s.read.upgrade(ctx); err != nil {
 		return "", nil, err
 	}
+	if p.Mixed, p.Plan, err = s.upgradePlan(ctx); err != nil {
+		return "", nil, err
+	}
 	p.Changing = s.managerRows(p.Managers)
 	p.Forms = []*form{s.formFor("token-person", "", nil), s.formFor("token-node", "", nil), s.formFor("ca-rotate", "", nil)}
 	if level := p.Upgrade; level.GetNewest() > level.GetLevel() {
 		p.Forms = append(p.Forms, s.formFor("upgrade-finish", fmt.Sprint(level.GetNewest()), nil))
 	}
 	return "Access", p, nil
+}
+
+// upgradePlan says which versions run, if it is more than one, and plans the rest of the way to the
+// version of this program, if anything runs that.
+func (s *Server) upgradePlan(ctx context.Context) (mixed string, plan *upgrade.Plan, err error) {
+	f := upgrade.Facts{To: s.config.Version}
+	if f.Upgrade, err = s.read.upgrade(ctx); err != nil {
+		return "", nil, err
+	}
+	if mixed = upgrade.Mixed(f.Upgrade); mixed == "" || !upgrade.Runs(f.Upgrade, f.To) {
+		return mixed, nil, nil
+	}
+	if f.Managers, err = s.read.managers(ctx); err != nil {
+		return "", nil, err
+	}
+	if f.Nodes, err = s.read.nodes(ctx); err != nil {
+		return "", nil, err
+	}
+	if f.Volumes, err = s.read.volumes(ctx); err != nil {
+		return "", nil, err
+	}
+	p := upgrade.Make(f)
+	return mixed, &p, nil
 }

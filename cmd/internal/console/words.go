@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/upgrade"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -23,7 +24,7 @@ import (
 var functions = template.FuncMap{
 	"size": cli.Size, "short": cli.ShortID, "used": cli.Used, "pairs": cli.Pairs, "layoutOf": cli.Layout, "nouns": func(n any, noun string) string { return cli.Nouns(int(number(n)), noun) },
 	"when": when, "stamp": stamp, "word": wordOf, "join": func(all []string) string { return strings.Join(all, ", ") },
-	"volumeTone": volumeTone, "volumeWord": volumeWord, "driveTone": driveTone, "severityTone": severityTone, "agentTone": agentTone, "agentWord": agentWord,
+	"volumeTone": volumeTone, "volumeWord": volumeWord, "driveTone": driveTone, "upgradeTone": upgradeTone, "severityTone": severityTone, "agentTone": agentTone, "agentWord": agentWord,
 	"meter": meter, "prose": prose, "next": cli.NextCommand, "attachments": cli.AttachmentsOf, "objectPath": objectPath, "path": url.PathEscape, "duration": durationText,
 	"attachmentTone": attachmentTone, "on": on,
 }
@@ -169,6 +170,19 @@ func driveTone(s pb.DriveState) string {
 		return bad
 	}
 	return quiet
+}
+
+// upgradeTone is as bad as what stands in the way of a step that could be taken now.
+func upgradeTone(s upgrade.Step) string {
+	switch {
+	case s.State == upgrade.Done:
+		return good
+	case s.State == upgrade.Later:
+		return quiet
+	case len(s.Blocks) > 0:
+		return warn
+	}
+	return busy
 }
 
 func severityTone(s pb.Severity) string {

@@ -307,7 +307,9 @@ func (m *manager) ListAudit(context.Context, *pb.ListAuditRequest) (*pb.ListAudi
 }
 
 func (m *manager) GetUpgrade(context.Context, *pb.GetUpgradeRequest) (*pb.Upgrade, error) {
-	return &pb.Upgrade{Level: 1, Newest: 2}, nil
+	return &pb.Upgrade{Level: 1, Newest: 2, Parts: []*pb.UpgradePart{
+		{Kind: "target", Name: "t1", Version: "v0.1.0", Level: 2}, {Kind: "target", Name: "t2", Version: hostile, Level: 1}, {Kind: "initiator", Name: "gpu1", Version: "v0.0.9", Level: 1},
+	}}, nil
 }
 
 // changing counts what would change the cluster. What this manager does not know, it says that it
