@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -51,6 +52,14 @@ type Options struct {
 	// if another host has had the volume in between.
 	Resume string
 
+	// ResumeWithin is how long I/O waits for that Export; then the device is removed, and its I/O
+	// fails. A holder sees to it (see Hold). 0: 2 minutes.
+	ResumeWithin time.Duration
+
+	// Holder is the command that runs Hold for RunDir and DevDir. It is started where Resume is set
+	// and no holder runs; empty: none is started.
+	Holder []string
+
 	Log *slog.Logger // nil: none
 }
 
@@ -74,6 +83,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.RunDir, err = filepath.EvalSymlinks(run); err != nil {
 		return o, err
 	}
+	o.ResumeWithin = cmp.Or(o.ResumeWithin, 2*time.Minute)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -128,6 +138,14 @@ type frontend interface {
 
 	// gone is closed when the device is no longer served, whoever ended it.
 	gone() <-chan struct{}
+
+	// survival says whether the device can wait for another process, and for that which
+	// descriptors a holder must keep; an error says why it cannot.
+	survival() (keep []int, err error)
+
+	// abandon ends the service of a device that waits for another process. It reports whether that
+	// can take it over now; else it can when this process has ended.
+	abandon() bool
 }
 
 // Exported is an exported device.
@@ -140,6 +158,8 @@ type Exported struct {
 	lock   *nameLock
 	claim  *claim
 	number block.DeviceNumber
+
+	hold *holding // nil: nobody keeps the device for the next process
 
 	resumed bool // taken over from a dead process
 
@@ -179,6 +199,9 @@ func (e *Exported) Done() <-chan struct{} { return e.front.gone() }
 // Resumed reports whether the device was taken over from a dead process, with its users and
 // their pending I/O.
 func (e *Exported) Resumed() bool { return e.resumed }
+
+// Survives reports whether I/O would wait for another process if this one died.
+func (e *Exported) Survives() bool { return e.hold != nil }
 
 // Users lists who has the device open, as far as this process can see. It is empty if nobody
 // does; "a process" stands for one that cannot be named.

@@ -43,11 +43,20 @@
 //
 // # When the process dies
 //
-// A fuse device fails all I/O from then on. An nbd or ublk device that was exported with a
-// Resume token holds its I/O instead. The next Export of the same name and token takes it over
-// with its users, and the pending I/O is sent again. In every other case the next Export of
-// the name, or Remove, removes what is left. A file system that is still mounted on a dead
-// device keeps that device until it is unmounted, but never reaches the new one.
+// A device that was exported with a Resume token holds its I/O from then on. The next Export of
+// the same name and token takes it over with its users, and the pending I/O is sent again,
+// including what the dead process had begun, which may so be carried out twice. If no process does that in time, the device is removed, and its I/O fails.
+//
+// ublk and nbd do this in the kernel. A FUSE connection ends with its last descriptor, so a
+// holder keeps one: a small process, which sees to the time of all kinds, too (see Hold). For
+// the requests that the dead process had read, the kernel must have FUSE_NOTIFY_RESEND (Linux
+// 6.9), and they must not have come over io_uring; such a device does not use it. If the kernel
+// has it not, or there is no holder, or no token was given, a fuse device fails all I/O when its
+// process dies.
+//
+// In every other case the next Export of the name, or Remove, removes what is left. A file
+// system that is still mounted on a dead device keeps that device until it is unmounted, but
+// never reaches the new one.
 //
 // # Memory
 //

@@ -56,18 +56,40 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	defer func() {
 		if err != nil {
 			e.gate.shut()
+			e.hold.drop(ctx)
 			err = errors.Join(err, e.front.sever(ctx))
 		}
 	}()
 	if e.number, err = e.sys.waitNode(ctx, e.front.disk()); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	r := record{Kind: e.kind, Disk: e.front.disk(), Resume: o.Resume, PID: os.Getpid()}
+	r := record{Kind: e.kind, Disk: e.front.disk(), PID: os.Getpid()}
+	if e.keep(ctx) {
+		r.Resume = o.Resume
+	}
 	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
 	o.Log.Info("block device created", "kind", string(e.kind), "way", e.Way(), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
 	return e, nil
+}
+
+// keep prepares for the death of this process, if that is wished: it reports whether another one
+// can then take over the device.
+func (e *Exported) keep(ctx context.Context) bool {
+	if e.o.Resume == "" {
+		return false
+	}
+	fds, err := e.front.survival()
+	if err != nil {
+		e.o.Log.Warn("the block device will end with this process", "err", err)
+		return false
+	}
+	if e.hold, err = holdDevice(ctx, e.o, fds); err != nil {
+		e.o.Log.Warn("no holder for the block device", "err", err, "ends_with_this_process", len(fds) > 0)
+		return len(fds) == 0 // the kernel keeps it, for as long as it takes
+	}
+	return true
 }
 
 func systemOf(o Options) system { return system{dev: o.DevDir, sys: "/sys", proc: "/proc"} }
@@ -116,6 +138,8 @@ func (e *Exported) resume(ctx context.Context) bool {
 	switch {
 	case r.Kind == UBLK:
 		e.front, err = resumeUBLK(ctx, e.sys, e.gate, e.o, r.Disk)
+	case r.Kind == FUSE:
+		e.front, err = resumeFUSE(ctx, e.sys, e.gate, e.o, r.Disk)
 	case r.Kind == NBD && slices.Contains(e.sys.nbdsOf(mark(e.o)), r.Disk):
 		e.front, err = resumeNBD(e.sys, e.gate, e.o, r.Disk)
 	default:
@@ -159,6 +183,11 @@ func Remove(ctx context.Context, o Options) error {
 // now, so the name is hidden only if this process has claimed it.
 func clean(ctx context.Context, sys system, o Options, claimed bool) error {
 	r := readRecord(o)
+	// First: a device whose I/O waits could not be removed.
+	if err := dropHeld(ctx, o); err != nil {
+		o.Log.Warn("the holder does not answer", "err", err)
+		_ = unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH)
+	}
 	err := errors.Join(cleanFUSE(sys, o, r.Disk), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
 	if r.Disk != "" && claimed {
 		err = errors.Join(err, sys.hide(o.Name, r.Disk))
@@ -206,12 +235,14 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 	if !e.stopped {
 		stop := e.stop
 		if force {
+			e.hold.drop(ctx)
 			stop = e.front.sever
 		}
 		if err := stop(ctx); err != nil {
 			return err
 		}
 		e.stopped = true
+		e.hold.drop(ctx)
 		e.gate.shut()
 	}
 	if err := e.gate.drained(ctx); err != nil {
@@ -223,6 +254,27 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 	e.closed = true
 	e.o.Log.Info("block device removed", "disk", e.front.disk(), "forced", force)
 	return err
+}
+
+// Leave ends this process's part in a device that [Exported.Survives], as its death would: I/O waits
+// for the next Export with the same token, and what dev completes from now on is not told to the
+// kernel. Call nothing else afterwards. In kinds other than fuse, the next Export succeeds only once
+// this process has ended.
+func (e *Exported) Leave() {
+	e.closing.Lock()
+	defer e.closing.Unlock()
+	if e.closed {
+		return
+	}
+	e.closed = true
+	e.gate.left.Store(true)
+	e.o.Log.Info("block device left to the next process", "disk", e.front.disk())
+	if !e.front.abandon() {
+		return // nor may the holder think that this process has ended
+	}
+	e.hold.leave()
+	e.claim.unlock()
+	e.lock.unlock()
 }
 
 // settle is how long Close waits for programs that briefly open each new or changed device, as

@@ -3,6 +3,7 @@
 package blockdev
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +35,7 @@ type fuseDisk struct {
 	rings *fuseRings // nil: plain FUSE
 	place string     // where it is mounted
 	loop  string
+	file  int           // the file, opened with O_PATH: the mount may be out of this process's sight; -1: not open
 	ended chan struct{} // the loop device has released the file, or the connection is gone
 
 	aborted sync.Once
@@ -52,6 +55,11 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 			d.unmount()
 		}
 	}()
+	pass, err := newPassage()
+	if err != nil {
+		return nil, err
+	}
+	defer pass.close()
 	err = d.setUp(ctx, func() error {
 		// Not an os.File: Go's poller would ask our own server whether the file is readable.
 		f, err := unix.Open(fuseFile(o), unix.O_RDWR|unix.O_DIRECT|unix.O_CLOEXEC, 0)
@@ -59,6 +67,14 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 			return fmt.Errorf("open %s: %w", fuseFile(o), err)
 		}
 		defer unix.Close(f)
+		path, err := unix.Open(fuseFile(o), unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", fuseFile(o), err)
+		}
+		defer unix.Close(path)
+		if err := pass.send(path); err != nil {
+			return err
+		}
 		if d.loop, err = sys.attachLoop(f, *g.geometry.Load(), mark(o)); err != nil {
 			return err
 		}
@@ -66,18 +82,107 @@ func exportFUSE(ctx context.Context, sys system, g *gate, o Options) (_ frontend
 			return errors.Join(err, sys.detachLoop(d.loop))
 		}
 		return nil
-	})
+	}, pass.in)
 	if err != nil {
+		return nil, err
+	}
+	if d.file, err = pass.receive(); err != nil {
 		return nil, err
 	}
 	d.fs.kept.Store(true)
 	return d, nil
 }
 
+// resumeFUSE takes over the device that a dead process left with the holder.
+func resumeFUSE(ctx context.Context, sys system, g *gate, o Options, disk string) (_ frontend, err error) {
+	fds, err := takeHeld(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if len(fds) != 2 {
+		serving.forget(fds...)
+		closeAll(fds)
+		return nil, fmt.Errorf("the holder has %d descriptors, not the 2 of a fuse device", len(fds))
+	}
+	d := &fuseDisk{sys: sys, place: fusePlace(o), loop: disk, file: fds[1], ended: make(chan struct{})}
+	d.fs = newFuseFS(g, string(o.Name), d.ended)
+	d.fs.takenOver()
+	d.fs.onEnd = func() { serving.forget(fds[0]) }
+	if d.conn, err = newFuseConn(fds[0], d.fs, o.Log); err != nil {
+		d.closeFile()
+		return nil, fmt.Errorf("serve fuse: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			d.conn.shut()
+			d.closeFile()
+		}
+	}()
+	if err := d.conn.resend(); err != nil {
+		return nil, err
+	}
+	go d.conn.serve()
+	if err := d.isOurs(ctx, o); err != nil {
+		return nil, err
+	}
+	if sys.diskText(disk, "size") != strconv.FormatUint(g.geometry.Load().Size.Sectors(), 10) {
+		if err := d.resize(g.geometry.Load().Size); err != nil {
+			o.Log.Warn("a resumed block device keeps its size", "err", err)
+		}
+	}
+	return d, nil
+}
+
+// isOurs checks that the loop device is over the file of the connection that was taken over.
+func (d *fuseDisk) isOurs(ctx context.Context, o Options) error {
+	blocks := d.sys.diskText(d.loop, "queue/logical_block_size")
+	if blocks != strconv.FormatUint(uint64(d.fs.gate.geometry.Load().BlockSize), 10) {
+		return fmt.Errorf("%s has blocks of %s bytes, the volume has others", d.loop, blocks)
+	}
+	ctx, cancel := context.WithTimeout(ctx, ringPatience)
+	defer cancel()
+	return unsharedWithin(ctx, func() error {
+		return d.sys.onLoop(d.loop, func(fd int) error {
+			info, err := unix.IoctlLoopGetStatus64(fd)
+			if err != nil {
+				return fmt.Errorf("look at %s: %w", d.loop, err)
+			}
+			text, _, _ := bytes.Cut(info.File_name[:], []byte{0})
+			if string(text) != mark(o) || info.Inode != fileNode {
+				return fmt.Errorf("%s is another device, %q", d.loop, text)
+			}
+			return nil
+		})
+	})
+}
+
+func (d *fuseDisk) closeFile() {
+	if d.file >= 0 {
+		serving.forget(d.file)
+		unix.Close(d.file)
+		d.file = -1
+	}
+}
+
+// survival: the kernel must be able to give back the requests that a dead process had read.
+func (d *fuseDisk) survival() ([]int, error) {
+	if !d.fs.resends.Load() {
+		return nil, errors.New("the kernel does not send FUSE requests again that a dead process had read (Linux 6.9 does)")
+	}
+	return []int{d.conn.fd, d.file}, nil
+}
+
+func (d *fuseDisk) abandon() bool {
+	d.conn.shut()
+	d.closeFile()
+	return true
+}
+
 // mountFUSE mounts the file system and serves it: over io_uring if the machine allows that and
-// it works, else over the connection's descriptor alone.
+// it works, else over the connection's descriptor alone. A device that is to outlive this process
+// does not use io_uring: the kernel gives back no request that a ring has taken.
 func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, error) {
-	if depths, why, _ := sys.fuseRingState(); depths != nil {
+	if depths, why, _ := sys.fuseRingState(); depths != nil && o.Resume == "" {
 		d, err := mountFUSEWith(ctx, sys, g, o, depths)
 		if err == nil {
 			return d, nil
@@ -92,7 +197,7 @@ func mountFUSE(ctx context.Context, sys system, g *gate, o Options) (*fuseDisk, 
 // mountFUSEWith uses io_uring if depths, the numbers of entries in the kernel's queues, is not
 // nil.
 func mountFUSEWith(ctx context.Context, sys system, g *gate, o Options, depths []int) (*fuseDisk, error) {
-	d := &fuseDisk{sys: sys, place: fusePlace(o), ended: make(chan struct{})}
+	d := &fuseDisk{sys: sys, place: fusePlace(o), file: -1, ended: make(chan struct{})}
 	d.fs = newFuseFS(g, string(o.Name), d.ended)
 	if d.fs.ring = depths != nil; d.fs.ring {
 		d.fs.maxIO = fuseRingMaxIO
@@ -149,11 +254,12 @@ const setUpLimit = 10 * time.Second
 
 // setUp runs f, which makes the loop device, on an unshared thread. If that takes too long it ends
 // the connection, which makes f return.
-func (d *fuseDisk) setUp(ctx context.Context, f func() error) error {
+// Of the process's descriptors f has only those in keep.
+func (d *fuseDisk) setUp(ctx context.Context, f func() error, keep ...int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, setUpLimit, errUnanswered)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() { done <- unshared(f) }()
+	go func() { done <- unshared(f, keep...) }()
 	select {
 	case err := <-done:
 		return err
@@ -234,11 +340,11 @@ func (d *fuseDisk) resize(block.Size) error {
 	err := unshared(func() error {
 		// The loop driver uses the size that the file had at the last stat.
 		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(d.place, d.fs.name), &st); err != nil {
+		if err := unix.Fstat(d.file, &st); err != nil {
 			return err
 		}
 		return d.sys.onLoop(d.loop, func(fd int) error { return unix.IoctlSetInt(fd, unix.LOOP_SET_CAPACITY, 0) })
-	})
+	}, d.file)
 	if err != nil {
 		return fmt.Errorf("resize %s: %w", d.loop, err)
 	}
@@ -281,6 +387,7 @@ func (d *fuseDisk) unmount() {
 	if d.conn != nil {
 		d.conn.shut()
 	}
+	d.closeFile()
 	_ = os.Remove(d.place)
 }
 
@@ -296,15 +403,16 @@ func (d *fuseDisk) abort() {
 // cleanFUSE removes what a dead process left under a name.
 func cleanFUSE(sys system, o Options, recorded string) error {
 	var errs []error
-	for _, loop := range sys.loopsOf(mark(o), fuseFile(o), recorded) {
-		o.Log.Info("removing a dead loop device", "disk", loop)
-		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
-	}
+	loops := sys.loopsOf(mark(o), fuseFile(o), recorded)
 	for sys.mounted(fusePlace(o), fuseSource(o)) {
 		o.Log.Info("removing a dead mount", "place", fusePlace(o))
 		if err := unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
 			return errors.Join(append(errs, fmt.Errorf("unmount %s: %w", fusePlace(o), err))...)
 		}
+	}
+	for _, loop := range loops { // their I/O has ended with the mount
+		o.Log.Info("removing a dead loop device", "disk", loop)
+		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
 	}
 	return errors.Join(append(errs, remove(fusePlace(o)))...)
 }

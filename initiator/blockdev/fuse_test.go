@@ -24,6 +24,7 @@ func TestFUSE(t *testing.T) {
 	require(t, FUSE)
 	setFUSERing(t, false)
 	runFUSESuite(t)
+	runResumeSuite(t, FUSE)
 }
 
 // runFUSESuite runs the suite in the way in which FUSE works now.
@@ -34,6 +35,9 @@ func runFUSESuite(t *testing.T) {
 		"AReadThatIsNotAnsweredEndsTheSetUp":          testSetUpLimit,
 		"OnlyWhatWasNotFlushedIsFlushed":              testFlushes,
 		"AFrozenProcessHoldsIO":                       testFrozen,
+		"AContainersDeviceIsTakenOver":                testResumeOutOfContainer,
+		"ADeviceIsLeftToTheNextProcess":               testLeave,
+		"WithoutAHolderItEndsWithItsProcess":          testNoHolder,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, FUSE)) })
 	}

@@ -86,6 +86,11 @@ const copyLimit = 128 << 10
 
 func newFuseRequest(room int) *fuseRequest {
 	b := make([]byte, room+2*fusePage)
+	// The kernel fails a request whose memory it has to find first for a process that is being
+	// killed, and the next process would not get it.
+	for at := 0; at < len(b); at += fusePage {
+		b[at] = 1
+	}
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (fusePage - 1)
 	q := &fuseRequest{memory: b[skip : skip+fusePage+room]}
 	q.finish, q.front = fuseFinish, q
@@ -137,6 +142,20 @@ func (c *fuseConn) serve() {
 			return
 		}
 	}
+}
+
+// fuseResend is FUSE_NOTIFY_RESEND.
+const fuseResend = 7
+
+// resend makes the kernel send again what an earlier process had read and not answered. It marks the
+// numbers of such requests, which are answered like others.
+func (c *fuseConn) resend() error {
+	b := make([]byte, outHeaderSize)
+	*(*fuse.OutHeader)(unsafe.Pointer(&b[0])) = fuse.OutHeader{Length: uint32(len(b)), Status: fuseResend}
+	if _, errno := rawIO(unix.SYS_WRITE, c.fd, b); errno != 0 {
+		return fmt.Errorf("have the kernel send FUSE requests again: %w", errno)
+	}
+	return nil
 }
 
 // rawIO makes a system call that never waits, without telling Go's scheduler.

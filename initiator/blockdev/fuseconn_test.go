@@ -196,3 +196,36 @@ func TestAFUSEConnectionThatWasShutAnswersNothing(t *testing.T) {
 		t.Errorf("read of the other end = %d, %v; want that it is closed", n, err)
 	}
 }
+
+func TestFUSEKnowsAKernelThatSendsRequestsAgain(t *testing.T) {
+	for _, c := range []struct {
+		flags, more uint32
+		want        bool
+	}{
+		{fuse.CAP_INIT_EXT, fuseHasResend, true},
+		{fuse.CAP_INIT_EXT, 0, false},
+		{0, fuseHasResend, false}, // those bytes mean nothing
+	} {
+		k := newFuseKernel(t)
+		k.send(fuseInit, 0, 1, []uint32{7, 45, 1 << 17, fuse.CAP_ASYNC_DIO | c.flags, c.more}, make([]byte, 44))
+		k.answer()
+		if got := k.conn.fs.resends.Load(); got != c.want {
+			t.Errorf("flags %x, %x: sends again: %v, want %v", c.flags, c.more, got, c.want)
+		}
+	}
+}
+
+func TestFUSEAsksForRequestsAgainAndAnswersThemByTheirNumbers(t *testing.T) {
+	k := newFuseKernel(t)
+	if err := k.conn.resend(); err != nil {
+		t.Fatal(err)
+	}
+	if unique, status, data := k.answer(); unique != 0 || status != -7&0xffffffff && int32(-status) != 7 || len(data) != 0 {
+		t.Errorf("notification for %d with %d, %d bytes; want FUSE_NOTIFY_RESEND", unique, status, len(data))
+	}
+	const again = 1<<63 | 42 // FUSE_UNIQUE_RESEND
+	k.read(again, 0)
+	if unique, errno, data := k.answer(); unique != again || errno != 0 || len(data) != memPage {
+		t.Errorf("answer for %x with %v, %d bytes; want %x", unique, errno, len(data), uint64(again))
+	}
+}

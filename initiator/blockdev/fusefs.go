@@ -50,6 +50,8 @@ type fuseFS struct {
 	ring  bool       // asks the kernel for io_uring
 	begun chan bool  // gets whether the kernel agreed to io_uring, once it has had our first answer
 
+	resends atomic.Bool // the kernel can send requests again that a dead process had read
+
 	opens  atomic.Uint64
 	kept   atomic.Bool // the loop device was the first to open it
 	ended  chan struct{}
@@ -60,6 +62,13 @@ type fuseFS struct {
 // newFuseFS makes a file system that closes ended when it can no longer be used.
 func newFuseFS(g *gate, name string, ended chan struct{}) *fuseFS {
 	return &fuseFS{gate: g, name: name, maxIO: fuseMaxWrite, begun: make(chan bool, 1), ended: ended}
+}
+
+// takenOver is for a connection that an earlier process began: the loop device has its file open.
+func (fs *fuseFS) takenOver() {
+	fs.opens.Store(1)
+	fs.kept.Store(true)
+	fs.resends.Store(true)
 }
 
 func (fs *fuseFS) end() { fs.ending.Do(func() { close(fs.ended) }) }
@@ -193,6 +202,7 @@ func (fs *fuseFS) answer(header *fuse.InHeader, frame []byte) fuseAnswer {
 // FUSE has a queue depth of 1.
 const (
 	fuseMinor        = 36
+	fuseHasResend    = uint32(fuse.CAP_HAS_RESEND >> 32)
 	fuseCapabilities = fuse.CAP_ASYNC_READ | fuse.CAP_BIG_WRITES | fuse.CAP_ASYNC_DIO | fuse.CAP_MAX_PAGES
 )
 
@@ -226,7 +236,11 @@ func (fs *fuseFS) init(frame []byte) (a fuseAnswer, ring bool) {
 		TimeGran:            1,
 	}
 	more := body[flags2In](frame)
-	if fs.ring && in.Flags&fuse.CAP_INIT_EXT != 0 && more != nil && more.Flags2&fuseOverRing != 0 {
+	if in.Flags&fuse.CAP_INIT_EXT == 0 {
+		more = nil
+	}
+	fs.resends.Store(more != nil && more.Flags2&fuseHasResend != 0)
+	if fs.ring && more != nil && more.Flags2&fuseOverRing != 0 {
 		ring = true
 		out.Flags |= fuse.CAP_INIT_EXT
 		out.Flags2 = fuseOverRing

@@ -40,6 +40,8 @@ type gate struct {
 	begun, ended atomic.Uint64
 	flushed      atomic.Uint64 // of those that ended, how many are covered by a successful flush
 	everFlushed  atomic.Bool
+
+	left atomic.Bool // nothing is answered any more: another process will be asked again
 }
 
 const shutGate = math.MinInt64 / 2
@@ -91,7 +93,9 @@ func requestDone(io *block.IO) {
 	case r.Op != block.OpFlush && r.Op != block.OpRead:
 		g.ended.Add(1) // before anybody can learn that it has
 	}
-	r.finish(r)
+	if !g.left.Load() {
+		r.finish(r)
+	}
 	g.leave()
 }
 

@@ -75,3 +75,19 @@ func TestAGateOfATakenOverDeviceIsNotClean(t *testing.T) {
 		t.Errorf("after flush = %v: clean %v, %d flushes; want true, 1", err, g.clean(), disk.count(block.OpFlush))
 	}
 }
+
+// What a device that was left still answers, such as with errors because it is being taken apart, is
+// not for its users: another process will be asked again.
+func TestAGateThatWasLeftAnswersNothing(t *testing.T) {
+	disk := newMemDisk(plain)
+	disk.hold(anything)
+	g := newGate(disk)
+	q := &request{IO: block.IO{Op: block.OpRead, Len: memPage, Data: make([]byte, memPage)}, finish: func(*request) { t.Error("a request was answered") }}
+	g.submit(q)
+	g.left.Store(true)
+	q.Complete(block.ErrGone)
+	g.shut()
+	if err := g.drained(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

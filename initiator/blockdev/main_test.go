@@ -23,12 +23,18 @@ import (
 // the role.
 const roleVariable = "WEFT_BLOCKDEV_TEST_ROLE"
 
+// withinVariable is Options.ResumeWithin of the role "serve".
+const withinVariable = "WEFT_BLOCKDEV_TEST_WITHIN"
+
 func TestMain(m *testing.M) {
 	switch os.Getenv(roleVariable) {
 	case "hold":
 		holdOpen(os.Args[1])
 	case "serve", inContainer:
 		serve(os.Args[1:])
+	case "hold devices":
+		_ = Hold(context.Background(), HoldOptions{RunDir: os.Args[1], Linger: time.Second})
+		os.Exit(0)
 	case "wait for itself":
 		waitForItself(os.Args[1:])
 	}
@@ -57,6 +63,10 @@ func holdOpen(path string) {
 // serve exports the file args[4] until the process is killed.
 func serve(args []string) {
 	o := Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2], Resume: args[3]}
+	if o.Resume != "" {
+		o.Holder = holderCommand(o.RunDir)
+		o.ResumeWithin, _ = time.ParseDuration(os.Getenv(withinVariable))
+	}
 	disk, err := openFileDisk(args[4], crashGeometry)
 	if err == nil {
 		_, err = Export(context.Background(), disk, o)
@@ -88,6 +98,15 @@ func waitForItself(args []string) {
 	<-disk.arrived
 	os.Stdout.WriteString("waiting\n")
 	select {}
+}
+
+// holderCommand is this program as a holder.
+func holderCommand(runDir string) []string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return []string{"/usr/bin/env", roleVariable + "=hold devices", self, runDir}
 }
 
 // startHolding starts a process that keeps a device open.

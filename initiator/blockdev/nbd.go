@@ -144,6 +144,11 @@ func (d *nbdDisk) tune(o Options) {
 func (d *nbdDisk) disk() string          { return fmt.Sprintf("nbd%d", d.index) }
 func (d *nbdDisk) gone() <-chan struct{} { return d.ended }
 
+// survival: the driver itself waits for another process, see nbdConfig.
+func (d *nbdDisk) survival() ([]int, error) { return nil, nil }
+
+func (d *nbdDisk) abandon() bool { return false }
+
 func (d *nbdDisk) resize(s block.Size) error {
 	g := d.links[0].gate.geometry.Load()
 	geometry := *g

@@ -66,6 +66,7 @@ func (s system) probeFUSE(a *Ability) {
 	case !s.root(a, "FUSE mounts and loop devices"):
 	case s.filesystem("fuse") && s.opens(a, "fuse") && s.opens(a, "loop-control"):
 		a.Usable, a.Reason = true, "FUSE and loop devices are available"
+		a.Survives = s.kernelSince(6, 9) // FUSE_NOTIFY_RESEND
 		depths, why, fix := s.fuseRingState()
 		if a.Ring = depths != nil; a.Ring {
 			a.Reason = "FUSE, over io_uring, and loop devices are available"
@@ -76,6 +77,14 @@ func (s system) probeFUSE(a *Ability) {
 	default:
 		s.missing(a, "fuse", "the kernel has no FUSE")
 	}
+}
+
+// kernelSince reports whether the running kernel is this version of Linux or a later one.
+func (s system) kernelSince(major, minor int) bool {
+	release, _ := os.ReadFile(filepath.Join(s.proc, "sys/kernel/osrelease"))
+	var is [2]int
+	_, err := fmt.Sscanf(string(release), "%d.%d", &is[0], &is[1])
+	return err == nil && slices.Compare(is[:], []int{major, minor}) >= 0
 }
 
 // root reports whether this process has the privileges that the kind needs.

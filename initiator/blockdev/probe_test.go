@@ -64,3 +64,13 @@ func TestADeviceThatIsNotInDevIsKnownFromTheKernel(t *testing.T) {
 		t.Errorf("misc: loop-control %v, ublk-control %v, loop %v; want true, false, false", s.misc("loop-control"), s.misc("ublk-control"), s.misc("loop"))
 	}
 }
+
+func TestVersionsOfTheKernelAreCompared(t *testing.T) {
+	for release, want := range map[string]bool{"6.9.0": true, "6.12.4-arch1\n": true, "7.0": true, "6.8.12": false, "5.15.0-91-generic": false, "": false, "wrong": false} {
+		s := fakeMachine(t, map[string]string{"sys/kernel/osrelease": release})
+		s.proc = s.sys
+		if got := s.kernelSince(6, 9); got != want {
+			t.Errorf("%q since 6.9: %v, want %v", release, got, want)
+		}
+	}
+}

@@ -180,6 +180,11 @@ func (d *ublkDisk) recover(ctx context.Context, c *ublkControl, id uint32, o Opt
 func (d *ublkDisk) disk() string          { return fmt.Sprintf("ublkb%d", d.info.id) }
 func (d *ublkDisk) gone() <-chan struct{} { return d.ended }
 
+// survival: the driver itself keeps the device, see ublkRecovery.
+func (d *ublkDisk) survival() ([]int, error) { return nil, nil }
+
+func (d *ublkDisk) abandon() bool { return false }
+
 func (d *ublkDisk) resize(s block.Size) error {
 	err := withUBLK(d.sys, func(c *ublkControl) error { return c.simple("resize", ublkUpdateSize, d.info.id, s.Sectors()) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {

@@ -82,7 +82,9 @@ func (d *descriptors) leave(keep []int) error {
 		return os.NewSyscallError("unshare", err)
 	}
 	for fd := range d.fds {
-		unix.Close(fd)
+		if !slices.Contains(keep, fd) {
+			unix.Close(fd)
+		}
 	}
 	const all = "/proc/thread-self/fd"
 	open, _ := os.ReadDir(all) // without /proc, the others stay open
