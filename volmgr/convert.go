@@ -396,7 +396,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
-		RebuildBytesPerSecond: uint64(a.RebuildRate),
+		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate),
 	}
 }
 

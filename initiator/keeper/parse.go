@@ -29,6 +29,7 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		Size:        block.Size(p.GetSizeBytes()),
 		Epoch:       block.Epoch(p.GetEpoch()),
 		Grant:       p.GetGrant(),
+		SinceEpoch:  block.Epoch(p.GetSinceEpoch()),
 		BootID:      p.GetBootId(),
 		Equalize:    p.GetEqualize(),
 		Detach:      p.GetDetach(),

@@ -8,18 +8,21 @@ import (
 
 // Wanted is the state of a volume on this host that the manager wants.
 type Wanted struct {
-	Volume   block.VolumeID
-	Name     block.VolumeName
-	Size     block.Size
-	Layout   block.Layout
-	Epoch    block.Epoch
-	Grant    uint64 // one of several in an epoch; 0 if the epoch has one
-	BootID   string
-	ReadOnly bool // it is shared by readers, and there is no writer
-	Equalize bool
-	Detach   bool
-	Holds    []Hold // requests to hold its I/O
-	Scrub    *Scrub // nil: none is wanted
+	Volume block.VolumeID
+	Name   block.VolumeName
+	Size   block.Size
+	Layout block.Layout
+	Epoch  block.Epoch
+	Grant  uint64 // one of several in an epoch; 0 if the epoch has one
+	// SinceEpoch is the first epoch since which this host alone had the volume, and no leg has lost
+	// cached writes; 0: not known.
+	SinceEpoch block.Epoch
+	BootID     string
+	ReadOnly   bool // it is shared by readers, and there is no writer
+	Equalize   bool
+	Detach     bool
+	Holds      []Hold // requests to hold its I/O
+	Scrub      *Scrub // nil: none is wanted
 	// RebuildRate is the most that is copied to legs in a second; 0: no limit.
 	RebuildRate block.Size
 	Links       []Link // by column, then copy

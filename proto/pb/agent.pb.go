@@ -3440,10 +3440,15 @@ type WantedAttachment struct {
 	Legs         []*WantedLink          `protobuf:"bytes,11,rep,name=legs,proto3" json:"legs,omitempty"`
 	// The grants of a shared volume have the same epoch and differ in this number. As with
 	// epochs, a device built for another grant has ended, and its I/O fails.
-	Grant                 uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
-	Holds                 []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
-	Scrub                 *Scrub  `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
-	RebuildBytesPerSecond uint64  `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
+	Grant uint64  `protobuf:"varint,14,opt,name=grant,proto3" json:"grant,omitempty"`
+	Holds []*Hold `protobuf:"bytes,15,rep,name=holds,proto3" json:"holds,omitempty"`
+	// The first epoch since which this host alone had the volume, so that whatever the kernel still
+	// has in memory of its device is true: no other host was granted the volume since, and no leg
+	// has come back without the contents of its drive's cache. A device that an earlier process of
+	// the host made for the same since_epoch may go on, with its users. 0: no device may.
+	SinceEpoch            uint64 `protobuf:"varint,16,opt,name=since_epoch,json=sinceEpoch,proto3" json:"since_epoch,omitempty"`
+	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
@@ -3567,6 +3572,13 @@ func (x *WantedAttachment) GetHolds() []*Hold {
 		return x.Holds
 	}
 	return nil
+}
+
+func (x *WantedAttachment) GetSinceEpoch() uint64 {
+	if x != nil {
+		return x.SinceEpoch
+	}
+	return 0
 }
 
 func (x *WantedAttachment) GetScrub() *Scrub {
@@ -5138,7 +5150,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\x8d\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -5155,7 +5167,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\bR\x06detach\x12'\n" +
 	"\x04legs\x18\v \x03(\v2\x13.weft.v1.WantedLinkR\x04legs\x12\x14\n" +
 	"\x05grant\x18\x0e \x01(\x04R\x05grant\x12#\n" +
-	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\x12$\n" +
+	"\x05holds\x18\x0f \x03(\v2\r.weft.v1.HoldR\x05holds\x12\x1f\n" +
+	"\vsince_epoch\x18\x10 \x01(\x04R\n" +
+	"sinceEpoch\x12$\n" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
 	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +

@@ -285,6 +285,7 @@ type WantedAttachment struct {
 	BootID     string
 	Equalize   bool
 	Detach     bool
+	SinceEpoch block.Epoch // see Attachment.SinceEpoch
 	Legs       []WantedLink
 	Scrub      *WantedScrub // nil: none
 

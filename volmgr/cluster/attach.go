@@ -239,7 +239,7 @@ func (t *tx) grant(v *Volume, n *Node) {
 	t.supersede(v)
 	v.Attachment = &Attachment{
 		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
-		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(),
+		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(), SinceEpoch: v.Epoch,
 	}
 	t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for %s: fencing older epochs", v.Epoch, n.Name),
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
@@ -543,7 +543,11 @@ func (t *tx) hostChanged(n *Node) {
 			v.Holder, v.Clean = "", false
 			t.detached(v, "it rebooted")
 		case a.State != Detaching && (booted || a.Host != n.Host):
-			t.grant(t.volume(id), n)
+			v, was := t.volume(id), *a
+			t.grant(v, n)
+			if was.Host == n.Host && was.SinceEpoch != 0 { // nobody else had it in between
+				v.Attachment.SinceEpoch = was.SinceEpoch
+			}
 		}
 	}
 }

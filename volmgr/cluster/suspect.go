@@ -196,6 +196,9 @@ func (s *State) suspectWaitsFor(v *Volume, l *Leg) string {
 
 // lostCache handles a leg that stays in sync but has lost cached writes.
 func (t *tx) lostCache(v *Volume, l *Leg) {
+	if v.Attachment != nil {
+		v.Attachment.SinceEpoch = 0 // also while the next process of its host waits for the grant
+	}
 	switch {
 	case !v.open():
 	case len(v.Shared) > 0:

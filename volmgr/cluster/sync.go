@@ -532,7 +532,7 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 	case l.State != LegInSync || l.Suspect:
 	case !alone && lossy:
 		t.suspectLeg(t.volume(id), l.ID)
-	case alone && t.volatileCache(l.Drive) && t.peek(id).open():
+	case alone && lossy && len(t.peek(id).attachments()) > 0:
 		v := t.volume(id)
 		t.lostCache(v, v.leg(l.ID))
 	}

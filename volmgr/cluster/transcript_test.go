@@ -879,11 +879,19 @@ func (s *script) explain(a args) string {
 	return b.String()
 }
 
+// since says since which epoch a host alone had a volume, if that is not the present one.
+func since(w WantedAttachment) string {
+	if w.Mode != AttachExclusive || w.SinceEpoch == w.Epoch {
+		return ""
+	}
+	return fmt.Sprintf(" since epoch %d", w.SinceEpoch)
+}
+
 func (s *script) wanted(a args) string {
 	var b strings.Builder
 	if s.hosts[a.word(0)] != nil {
 		for _, w := range s.state.WantedInitiator(a.node(0)).Attachments {
-			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v%s\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach, sharedMode(w.Mode)+grantNumber(w.Grant))
+			fmt.Fprintf(&b, "attachment %s epoch %d boot %s equalize %v detach %v%s\n", w.VolumeName, w.Epoch, w.BootID, w.Equalize, w.Detach, sharedMode(w.Mode)+grantNumber(w.Grant)+since(w))
 			if a.has("size") {
 				fmt.Fprintf(&b, "  %v, legs %v\n", w.Size, w.LegSize)
 			}

@@ -379,6 +379,9 @@ type Attachment struct {
 	// Copies is how many the layout had when the grant was handed out, if that has changed
 	// since: the host goes on with that layout. 0: it has not changed.
 	Copies int `json:"copies,omitempty"`
+	// SinceEpoch is the first epoch since which the host alone had the volume, and no leg has
+	// lost cached writes; 0: one has, or hosts share it.
+	SinceEpoch block.Epoch `json:"since_epoch,omitempty"`
 	// Proven says which targets and this host prove their identities to one another: see wanted.go.
 	Proven Proven `json:"proven,omitzero"`
 

@@ -245,7 +245,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
-		RebuildRate: v.RebuildRate,
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
