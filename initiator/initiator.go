@@ -74,10 +74,14 @@ type Config struct {
 	// suspended.
 	Clock func() time.Time
 
-	Datapath    Datapath         // empty means Kernel
-	BlockDevice blockdev.Kind    // User: the kind of block device; empty means the best available
-	Export      userspace.Export // User: makes devices instead of package blockdev; nil means blockdev does
-	Dial        userspace.Dial   // User: connects to targets; nil means by the machine's network
+	Datapath    Datapath      // empty means Kernel
+	BlockDevice blockdev.Kind // User: the kind of block device; empty means the best available
+	// ResumeWithin is how long the I/O of a process that ended waits for the next one. User; 0: it
+	// fails at once. Holder is the command that keeps devices meanwhile, see [blockdev.Hold].
+	ResumeWithin time.Duration
+	Holder       []string
+	Export       userspace.Export // User: makes devices instead of package blockdev; nil means blockdev does
+	Dial         userspace.Dial   // User: connects to targets; nil means by the machine's network
 
 	// Support returns more of what support bundles hold of this machine, and nothing secret; nil:
 	// nothing.

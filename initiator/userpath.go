@@ -32,8 +32,8 @@ func openUserPath(a *Agent) (*userPath, error) {
 	}
 	export := c.Export
 	if export == nil {
-		o := blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, Log: c.Log}
-		removeLeft(o, a.log)
+		o := blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, ResumeWithin: c.ResumeWithin, Holder: c.Holder, Log: c.Log}
+		removeLeft(o, c.ResumeWithin > 0, a.log)
 		export = userspace.Devices(o)
 	}
 	path := userspace.New(userspace.Config{
@@ -45,11 +45,16 @@ func openUserPath(a *Agent) (*userPath, error) {
 }
 
 // removeLeft removes the devices of a killed process: they serve nothing, and their volumes
-// may no longer be wanted here.
-func removeLeft(o blockdev.Options, log *slog.Logger) {
+// may no longer be wanted here. With resume, those stay that wait for this process; what it does not
+// take over, the holder removes.
+func removeLeft(o blockdev.Options, resume bool, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if err := blockdev.RemoveAll(ctx, o); err != nil {
+	remove := blockdev.RemoveAll
+	if resume {
+		remove = blockdev.RemoveDead
+	}
+	if err := remove(ctx, o); err != nil {
 		log.Warn("could not remove leftovers of an earlier process", "err", err)
 	}
 }
@@ -57,7 +62,7 @@ func removeLeft(o blockdev.Options, log *slog.Logger) {
 // authenticates is true: the protocol is in this process.
 func (p *userPath) authenticates() bool { return true }
 
-// found is empty: the volumes of an earlier process ended with it.
+// found is empty: the volumes of an earlier process ended with it, also where their devices wait.
 func (p *userPath) found() []block.VolumeID { return nil }
 
 func (p *userPath) keeper(v block.VolumeID) volumeKeeper { return p.Path.Keeper(v) }

@@ -31,6 +31,7 @@ type initiatorOptions struct {
 	runDir           string
 	datapath, device string
 	patience         time.Duration
+	resumeWithin     time.Duration
 	nearGPU          string
 }
 
@@ -49,8 +50,9 @@ modules nvme-tcp, dm-mod, dm-mirror, loop and tcp_diag; missing ones are loaded.
 
 With --datapath user, this process does the work and provides the devices through
 ublk, nbd, or FUSE with a loop device, whichever the kernel has. This needs root.
-The devices disappear with the process and return with it: stop it only when no
-program uses them.
+When the process ends, however it ends, the I/O of devices in use waits for the
+next one, at most for --resume-within; then it fails. It also fails, at once, if
+another host has had the volume meanwhile or acknowledged writes may be lost.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason.`,
@@ -67,8 +69,9 @@ choice and the reason.`,
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
 	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing and accepts no connections loses its legs, in user space; 300ms to 2s")
+	cmd.Flags().DurationVar(&o.resumeWithin, "resume-within", 2*time.Minute, "`time` for which the I/O of devices in use waits for the next process when this one has ended, in user space; 0: it fails at once")
 	cmd.Flags().StringVar(&o.nearGPU, "near-gpu", "", "prefer portals in the networks of the card nearest to this `GPU`, a number or a PCI address of weft doctor --gpu; the label rail goes first")
-	cmd.AddCommand(newInitiatorLeave(g))
+	cmd.AddCommand(newInitiatorLeave(g), newInitiatorHold(g))
 	return cmd
 }
 
@@ -84,6 +87,13 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 	kind, err := blockdev.ParseKind(o.device)
 	if err != nil {
 		return cli.UsageError{Err: fmt.Errorf("--block-device: %w", err)}
+	}
+	if o.resumeWithin < 0 {
+		return cli.UsageError{Err: fmt.Errorf("--resume-within %v: must not be negative", o.resumeWithin)}
+	}
+	holder, err := holderCommand(o.runDir, o.Options)
+	if err != nil {
+		return err
 	}
 	user := ""
 	if kind != blockdev.Auto {
@@ -104,6 +114,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 			Node: b.node, Labels: b.labels, Version: version(), Kernel: release, BootID: bootID,
 			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
 			Datapath: initiator.Datapath(datapath), BlockDevice: kind, TargetPatience: o.patience,
+			ResumeWithin: o.resumeWithin, Holder: holder,
 			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log),
 		})
 	})
@@ -127,4 +138,61 @@ func nearGPU(root fs.FS, which string, log *slog.Logger) []netip.Prefix {
 	}
 	log.Info("networks near to the GPU are preferred", "gpu", which, "networks", near)
 	return near
+}
+
+// holderLinger is how long a holder that an agent has started outlives what it holds.
+const holderLinger = 10 * time.Second
+
+type holdOptions struct {
+	log            daemon.Options // without metrics
+	runDir, devDir string
+	stay           bool
+}
+
+func newInitiatorHold(g *cli.Globals) *cobra.Command {
+	var o holdOptions
+	cmd := &cobra.Command{
+		Use:   "hold",
+		Short: "Keep the block devices of an agent that dies for the next one",
+		Long: `Keep the block devices of an initiator agent in user space while no agent runs: it
+holds what the kernel would remove with the agent's process, and removes a device
+whose agent does not come back within --resume-within.
+
+An agent starts this command by itself where none runs for its --run-dir. A service
+manager that ends all processes of a service with its main process, as systemd
+does, has to run it as a service of its own: weft-initiator-hold.service.
+
+Stopping it does no harm while the agent runs, which starts another one.`,
+		Example: "  weft initiator hold --stay",
+		Args:    cli.Takes(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := o.log.Logger(g.Stderr)
+			if err != nil {
+				return err
+			}
+			h := blockdev.HoldOptions{DevDir: o.devDir, RunDir: o.runDir, Log: log, Linger: holderLinger}
+			if o.stay {
+				h.Linger = 0
+			}
+			if err := blockdev.Hold(cmd.Context(), h); err != nil {
+				return fmt.Errorf("initiator hold: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&o.log.LogFormat, "log-format", "text", "`format` of the log on stderr: text or json")
+	cmd.Flags().StringVar(&o.log.LogLevel, "log-level", "info", "lowest `level` that is logged: debug, info, warn or error")
+	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` of the agent, for state that must not outlive a boot")
+	cmd.Flags().StringVar(&o.devDir, "dev-dir", "/dev", "`directory` of the agent's block devices")
+	cmd.Flags().BoolVar(&o.stay, "stay", false, "run also while there is nothing to hold, for a service manager")
+	return cmd
+}
+
+// holderCommand is the command that runs a holder for the agents of a run directory, and logs as they do.
+func holderCommand(runDir string, log daemon.Options) ([]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	return []string{self, "initiator", "hold", "--run-dir", runDir, "--log-format", log.LogFormat, "--log-level", log.LogLevel}, nil
 }

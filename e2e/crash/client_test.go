@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"weft.dev/weft/initiator"
+	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -30,9 +31,18 @@ const (
 	clientDir     = "WEFT_CRASH_DIR"
 	clientWrites  = "WEFT_CRASH_WRITES"
 	clientBehind  = "WEFT_CRASH_BEHIND"
+	clientHolder  = "WEFT_CRASH_HOLDER" // the run directory of a holder, which this process then is
+	clientResume  = "WEFT_CRASH_RESUME" // not empty: with a block device, whose I/O waits so long
 )
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(clientHolder); dir != "" {
+		if err := blockdev.Hold(context.Background(), blockdev.HoldOptions{RunDir: dir, Linger: time.Second}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if name := os.Getenv(clientName); name != "" {
 		fmt.Fprintln(os.Stderr, name, client(name))
 		os.Exit(1)
@@ -58,7 +68,7 @@ func client(name string) error {
 	if err != nil {
 		return err
 	}
-	agent, err := initiator.New(initiator.Config{
+	config := initiator.Config{
 		Node: block.NodeName(name), Version: "test", Kernel: "test", Manager: pb.NewAgentsClient(conn),
 		StateDir: filepath.Join(os.Getenv(clientDir), name, "state"), RunDir: filepath.Join(os.Getenv(clientDir), name, "run"),
 		Datapath: initiator.User, Log: slog.New(slog.NewTextHandler(log, nil)),
@@ -71,14 +81,26 @@ func client(name string) error {
 			}
 			return counted{c, &in, &out, behind}, err
 		},
-		Export: func(_ context.Context, volume block.Device, _ block.VolumeName) (userspace.Exported, error) {
+		Export: func(_ context.Context, volume block.Device, _ block.VolumeName, _ string) (userspace.Exported, error) {
 			fmt.Println("served", in.Load(), out.Load())
 			if os.Getenv(clientWrites) != "" {
 				go writeForever(volume)
 			}
 			return used{}, nil
 		},
-	})
+	}
+	if wait := os.Getenv(clientResume); wait != "" {
+		config.Export, config.BlockDevice = nil, blockdev.FUSE
+		if config.ResumeWithin, err = time.ParseDuration(wait); err != nil {
+			return err
+		}
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		config.Holder = []string{"/usr/bin/env", clientName + "=", clientHolder + "=" + config.RunDir, self}
+	}
+	agent, err := initiator.New(config)
 	if err != nil {
 		return err
 	}

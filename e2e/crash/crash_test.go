@@ -173,10 +173,10 @@ type host struct {
 	wrote   int64
 }
 
-func (l *lab) startHost(name, writes string, behind time.Duration) *host {
+func (l *lab) startHost(name, writes string, behind time.Duration, more ...string) *host {
 	l.t.Helper()
 	h := &host{process: exec.Command("/proc/self/exe")}
-	h.process.Env = append(os.Environ(), clientName+"="+name, clientManager+"="+l.address, clientDir+"="+l.dir, clientWrites+"="+writes, clientBehind+"="+behind.String())
+	h.process.Env = append(append(os.Environ(), more...), clientName+"="+name, clientManager+"="+l.address, clientDir+"="+l.dir, clientWrites+"="+writes, clientBehind+"="+behind.String())
 	h.process.Stderr = os.Stderr
 	h.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	lines, err := h.process.StdoutPipe()

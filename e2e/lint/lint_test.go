@@ -111,7 +111,7 @@ var arrows = map[string][]string{
 	"e2e/fault/vm":              {"e2e/testbed", "e2e/vm", "proto/pb"},
 	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/explore":               {"volmgr/cluster", "volmgr/evidence", "initiator/volume", "proto/block"},
-	"e2e/crash":                 {"e2e/operator", "volmgr", "target", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
+	"e2e/crash":                 {"e2e/operator", "volmgr", "target", "initiator", "initiator/blockdev", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/fault":                 {"volmgr", "volmgr/cluster", "volmgr/store", "volmgr/replicated", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/quorum/wal/waltest", "target", "target/backend", "target/userspace", "initiator", "initiator/userspace", "initiator/blockdev", "raid/engine", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp/controller", "proto/block", "proto/managers", "proto/pb", "e2e/workload"},
 }
 

@@ -111,7 +111,7 @@ func (m machine) install() {
 			[ "$(systemctl is-active $s)" = inactive ]
 		done
 		[ ! -e /var/lib/weft ]
-		systemd-analyze verify weft-volmgr.service weft-target.service weft-initiator.service 2>/tmp/verify
+		systemd-analyze verify weft-volmgr.service weft-target.service weft-initiator.service weft-initiator-hold.service 2>/tmp/verify
 		[ ! -s /tmp/verify ] || { cat /tmp/verify >&2; exit 1; }`)
 }
 

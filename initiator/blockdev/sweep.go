@@ -15,6 +15,15 @@ import (
 // living processes are left alone. It is for a process that starts and will not resume the
 // devices of its predecessor.
 func RemoveAll(ctx context.Context, o Options) error {
+	return removeThose(ctx, o, func(Options) bool { return true })
+}
+
+// RemoveDead is RemoveAll for a process that may resume devices: those that can be stay.
+func RemoveDead(ctx context.Context, o Options) error {
+	return removeThose(ctx, o, func(o Options) bool { return readRecord(o).Resume == "" })
+}
+
+func removeThose(ctx context.Context, o Options, these func(Options) bool) error {
 	o.Name = "any"
 	o, err := o.withDefaults()
 	if err != nil {
@@ -27,6 +36,9 @@ func RemoveAll(ctx context.Context, o Options) error {
 	var errs []error
 	for _, lock := range locks {
 		o.Name = block.VolumeName(strings.TrimSuffix(filepath.Base(lock), ".lock"))
+		if !these(o) {
+			continue
+		}
 		if err := Remove(ctx, o); err != nil && !errors.Is(err, ErrExported) {
 			errs = append(errs, err)
 		}

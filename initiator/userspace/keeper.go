@@ -91,20 +91,37 @@ func (k *Keeper) Left() bool {
 	return k.stack == nil && len(k.conns) == 0 || k.stack != nil && k.stack.open
 }
 
-// GiveUp removes whatever is left; those who wait for it get errors.
+// GiveUp removes whatever is left; those who wait for it get errors. A device that survives this process
+// is left to the next one.
 func (k *Keeper) GiveUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	left := k.leaveDevice() // before anything is cut: that would be answered with errors
 	for _, path := range slices.SortedFunc(maps.Keys(k.conns), volume.Path.Compare) {
 		k.cut(path)
 	}
 	if k.stack == nil {
 		return
 	}
-	k.log.Warn("volume given up; its copies will be made equal", "open", k.stack.open)
+	k.log.Warn("volume given up; its copies will be made equal", "open", k.stack.open, "left_to_the_next_process", left)
 	if err := k.stack.abort(ctx, k.stack.device); err != nil {
 		k.log.Warn("device not removed", "err", err)
 	}
+}
+
+// leaveDevice leaves the device, if there is one, to the next process; it reports whether that can take
+// it over.
+func (k *Keeper) leaveDevice() bool {
+	if k.stack == nil || k.memory.Over != nil { // an epoch that was given up has failed its device
+		return false
+	}
+	device, ok := k.stack.device.(survivor)
+	if !ok || !device.Survives() {
+		return false
+	}
+	device.Leave()
+	k.stack.device = nil
+	return true
 }
 
 // Observe implements keeper.Path.

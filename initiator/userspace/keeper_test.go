@@ -699,6 +699,43 @@ func TestAnEndingProcessTakesAnOpenDeviceFromItsUsers(t *testing.T) {
 	})
 }
 
+func TestAnEndingProcessLeavesAnOpenDeviceThatSurvivesToTheNextOne(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		w.opened("a process")
+		w.mu.Lock()
+		w.device.resume = "token"
+		w.mu.Unlock()
+		w.stop()
+		<-w.ended
+		w.expect("left before anything else is answered", "leave the device", "cut t0", "cut t1")
+		if s := w.keeper.State(); s.Left || s.Report.GetPhase() == clean {
+			t.Errorf("state %+v, want it not said to be clean", s)
+		}
+	})
+}
+
+func TestADeviceMayGoOnOnlyForTheSameHostAndContent(t *testing.T) {
+	own := volume.Wanted{Volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})}, Epoch: 7, SinceEpoch: 3}
+	token := resumeToken(&own)
+	again := own
+	again.Epoch = 9
+	if token == "" || resumeToken(&again) != token {
+		t.Errorf("tokens of two processes that have the volume since the same epoch: %q, %q", token, resumeToken(&again))
+	}
+	for what, change := range map[string]func(*volume.Wanted){
+		"another host had it":  func(w *volume.Wanted) { w.SinceEpoch = 9 },
+		"writes may be lost":   func(w *volume.Wanted) { w.SinceEpoch = 0 },
+		"hosts share it":       func(w *volume.Wanted) { w.Grant = 12 },
+		"it is another volume": func(w *volume.Wanted) { w.Volume = block.VolumeID{} },
+	} {
+		other := again
+		change(&other)
+		if resumeToken(&other) == token {
+			t.Errorf("%s, and the device may go on", what)
+		}
+	}
+}
+
 func TestARebuildThatFailsEndsItsRevision(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.fallSilent("t1")

@@ -53,17 +53,22 @@ type Config struct {
 }
 
 // Export makes a volume available as the block device of a name. It returns when the device
-// can be used, or with an error, also when ctx ends.
-type Export func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error)
+// can be used, or with an error, also when ctx ends. A device that an earlier process made with the
+// same resume may go on, with its users; empty: none may.
+type Export func(ctx context.Context, volume block.Device, name block.VolumeName, resume string) (Exported, error)
 
 // Dial connects to a target's address.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Devices makes kernel block devices as o says, with the name of the volume.
+// Devices makes kernel block devices as o says, with the name of the volume. They outlive this process
+// if o.ResumeWithin is not 0.
 func Devices(o blockdev.Options) Export {
-	return func(ctx context.Context, volume block.Device, name block.VolumeName) (Exported, error) {
+	return func(ctx context.Context, volume block.Device, name block.VolumeName, resume string) (Exported, error) {
 		own := o
 		own.Name = name
+		if o.ResumeWithin != 0 {
+			own.Resume = resume
+		}
 		e, err := blockdev.Export(ctx, volume, own)
 		if err != nil {
 			return nil, err
@@ -94,6 +99,16 @@ type Exported interface {
 
 	// Done is closed when the device is no longer served, whoever ended it.
 	Done() <-chan struct{}
+}
+
+// survivor is an Exported that can wait for the next process with its users.
+type survivor interface {
+	// Survives reports whether it would.
+	Survives() bool
+
+	// Leave ends this process's part in it. What the volume completes from then on is not told to
+	// users, and nothing else may be called afterwards.
+	Leave()
 }
 
 type noMeter struct{}

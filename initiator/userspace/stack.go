@@ -187,7 +187,7 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 	size := st.volume.Geometry().Size // at least; it may grow meanwhile
 	var device Exported
 	return k.await(ctx, what, exportTimeout, func(ctx context.Context) (err error) {
-		device, err = k.cfg.Export(ctx, st.volume, w.Name)
+		device, err = k.cfg.Export(ctx, st.volume, w.Name, resumeToken(w))
 		return err
 	}, func(err error) error {
 		st.cancel()
@@ -213,6 +213,16 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 		}()
 		return nil
 	})
+}
+
+// resumeToken stands for what the kernel may have in memory of a volume's device: a device that was made
+// with the same token may go on. Another host, or a loss of acknowledged writes, changes the token.
+// Readers that share a volume, and older managers, have none.
+func resumeToken(w *volume.Wanted) string {
+	if w.Grant != 0 || w.SinceEpoch == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s since epoch %d", w.Volume, w.SinceEpoch)
 }
 
 // grow makes the volume larger.

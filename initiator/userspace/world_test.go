@@ -556,12 +556,13 @@ type fakeDevice struct {
 	volume block.Device
 	users  string
 	refuse error // Resize answers this
+	resume string
 	done   chan struct{}
 	once   sync.Once
 }
 
-func (w *world) export(_ context.Context, v block.Device, name block.VolumeName) (Exported, error) {
-	d := &fakeDevice{w: w, volume: v, done: make(chan struct{})}
+func (w *world) export(_ context.Context, v block.Device, name block.VolumeName, resume string) (Exported, error) {
+	d := &fakeDevice{w: w, volume: v, resume: resume, done: make(chan struct{})}
 	w.mu.Lock()
 	w.device = d
 	w.mu.Unlock()
@@ -572,6 +573,13 @@ func (w *world) export(_ context.Context, v block.Device, name block.VolumeName)
 func (d *fakeDevice) Path() string          { return "/dev/weft/db1" }
 func (d *fakeDevice) Number() string        { return "7:4" }
 func (d *fakeDevice) Done() <-chan struct{} { return d.done }
+
+// Survives: devices of this world do if they were made with a token.
+func (d *fakeDevice) Survives() bool { return d.resume != "" }
+
+func (d *fakeDevice) Leave() {
+	d.w.did("leave the device")
+}
 
 func (d *fakeDevice) Resize(context.Context) error {
 	d.w.mu.Lock()
