@@ -52,7 +52,7 @@ func TestAnIdleClusterHardlyUsesTheProcessor(t *testing.T) {
 
 	const window = 2 * time.Second
 	var shares []float64
-	for range 10 {
+	for range 20 {
 		before := processorTime(t)
 		begin := time.Now()
 		time.Sleep(window)
