@@ -24,7 +24,21 @@ func TestFUSE(t *testing.T) {
 	require(t, FUSE)
 	setFUSERing(t, false)
 	runFUSESuite(t)
+}
+
+func TestFUSEOutlivesItsProcess(t *testing.T) {
+	require(t, FUSE)
+	if !systemOf(Options{DevDir: devices}).probe(FUSE).Survives {
+		t.Skip("the kernel does not send FUSE requests again")
+	}
 	runResumeSuite(t, FUSE)
+	for name, test := range map[string]func(*testing.T, *world){
+		"AContainersDeviceIsTakenOver":       testResumeOutOfContainer,
+		"ADeviceIsLeftToTheNextProcess":      testLeave,
+		"WithoutAHolderItEndsWithItsProcess": testNoHolder,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, newWorld(t, FUSE)) })
+	}
 }
 
 // runFUSESuite runs the suite in the way in which FUSE works now.
@@ -35,9 +49,6 @@ func runFUSESuite(t *testing.T) {
 		"AReadThatIsNotAnsweredEndsTheSetUp":          testSetUpLimit,
 		"OnlyWhatWasNotFlushedIsFlushed":              testFlushes,
 		"AFrozenProcessHoldsIO":                       testFrozen,
-		"AContainersDeviceIsTakenOver":                testResumeOutOfContainer,
-		"ADeviceIsLeftToTheNextProcess":               testLeave,
-		"WithoutAHolderItEndsWithItsProcess":          testNoHolder,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, FUSE)) })
 	}

@@ -27,14 +27,18 @@ const roleVariable = "WEFT_BLOCKDEV_TEST_ROLE"
 const withinVariable = "WEFT_BLOCKDEV_TEST_WITHIN"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == holdDevices { // a holder inherits the role of its process
+		if err := Hold(context.Background(), HoldOptions{RunDir: os.Args[2], Linger: time.Second}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	switch os.Getenv(roleVariable) {
 	case "hold":
 		holdOpen(os.Args[1])
 	case "serve", inContainer:
 		serve(os.Args[1:])
-	case "hold devices":
-		_ = Hold(context.Background(), HoldOptions{RunDir: os.Args[1], Linger: time.Second})
-		os.Exit(0)
 	case "wait for itself":
 		waitForItself(os.Args[1:])
 	}
@@ -106,8 +110,10 @@ func holderCommand(runDir string) []string {
 	if err != nil {
 		panic(err)
 	}
-	return []string{"/usr/bin/env", roleVariable + "=hold devices", self, runDir}
+	return []string{self, holdDevices, runDir}
 }
+
+const holdDevices = "hold devices"
 
 // startHolding starts a process that keeps a device open.
 func startHolding(t *testing.T, path string) *exec.Cmd {

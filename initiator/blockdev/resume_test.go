@@ -387,7 +387,7 @@ func testLeave(t *testing.T, w *world) {
 
 // A device that cannot be taken over is made as ever, and ends with its process.
 func testNoHolder(t *testing.T, w *world) {
-	w.o.Resume, w.o.Holder = "token", []string{"/bin/false"}
+	w.o.Resume, w.o.Holder = "token", []string{"/proc/self/no-such-program"}
 	e, err := Export(w.limit(), w.disk, w.o)
 	w.must(err)
 	if e.Survives() || readRecord(w.o).Resume != "" {
