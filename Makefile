@@ -4,7 +4,7 @@
 KERNEL ?= 6.1# kernel of the virtual machines, Debian's 6.1 or 6.12
 COUNT  ?= 1# runs of each scenario
 RUN    ?= .# the scenarios to run, a regular expression
-PART   ?= all# the part that bench runs: user, failover, patience, vm, columns, csi, manager, managers or all
+PART   ?= all# the part that bench runs: user, failover, patience, vm, columns, csi, manager, managers, snapshots or all
 PAIRS  ?= .# the pairs of host and target that interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 VERSION ?= $(shell git describe --tags --match 'v*' --dirty=+changes 2>/dev/null)
@@ -82,14 +82,15 @@ QUICK_CASES = should store data|should write files of various sizes|should suppo
 kube-e2e-quick: ## run a part of that suite that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 
-bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number)
-	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers,$(PART)),,vm) $(if $(filter vm columns csi manager managers,$(PART)),,bench))
+bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number; PART=snapshots: legs found through a map, in memory)
+	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers snapshots,$(PART)),,vm) $(if $(filter vm columns csi manager managers snapshots,$(PART)),,bench))
 	go build -o bin/bench ./e2e/bench
 	@$(if $(filter failover patience all,$(PART)),$(MAKE) --no-print-directory build)
-	$(if $(filter csi manager managers,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
+	$(if $(filter csi manager managers snapshots,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
 	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
 	$(if $(filter manager all,$(PART)),go test -run '^$$' -bench 'DecisionAmong|VolumesThrough|RecordOfALost' -benchtime 1x -timeout 30m ./volmgr/cluster ./volmgr)
 	$(if $(filter managers all,$(PART)),go test -run '^$$' -bench 'ThreeManagers' -benchtime 1x -timeout 30m ./volmgr)
+	$(if $(filter snapshots all,$(PART)),go test -count=1 -v -run WhatFirstWritesCost -bench Mapped -benchtime 100x ./target/mapped)
 
 RESULTS ?= bin/bench.json# where bench keeps the results of the user-space path
 LAST = docs/performance-user.json# the results that docs/performance.md shows

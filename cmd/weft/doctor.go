@@ -16,13 +16,15 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/gpu"
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/cmd/internal/trees"
 	"weft.dev/weft/initiator/blockdev"
 )
 
 func newDoctor(g *cli.Globals) *cobra.Command {
 	var o gpuOptions
+	var tree bool
 	cmd := &cobra.Command{
-		Use:   "doctor [PATH]",
+		Use:   "doctor [PATH...]",
 		Short: "Report what this machine supports and how to enable the rest",
 		Long: `Inspect this machine without changing anything and without the manager: which
 data paths a target and an initiator can use here, which one "auto" selects and
@@ -37,22 +39,31 @@ a verdict for each GPU and path: "direct", "bounce" (through host memory) or
 "not known", with the reasons and the next step. Paths are the Weft volumes
 attached here and the local drives or, if PATH is given, that volume, mount
 point, file or device. Run it as root, or access control of PCIe switches stays
-unknown. Nothing is read or written but files of the kernel.`,
+unknown. Nothing is read or written but files of the kernel.
+
+With --tree, read the trees of layers (thin legs, snapshots and clones) on the
+drives that PATH names, files or devices, and print for each a verdict, its
+layers with their space, and what is wrong. Nothing is changed. A tree in use
+looks as after a crash. The exit code is 1 if a tree is damaged.`,
 		Example: `  weft doctor
   weft doctor -o json
   weft doctor --gpu
   weft doctor --gpu /mnt/data
-  weft doctor --gpu --record report.txtar`,
+  weft doctor --gpu --record report.txtar
+  weft doctor --tree /dev/nvme0n1`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if o.gpu && len(args) == 1 {
-				return nil
+			if err := doctorUsage(tree, o.gpu, args); err != nil {
+				return err
 			}
-			if !o.gpu && len(args) == 1 {
-				return cli.UsageError{Err: fmt.Errorf("unexpected argument %q", args[0]), Hint: "a path is for --gpu"}
+			if tree || o.gpu && len(args) == 1 {
+				return nil
 			}
 			return cli.Takes()(cmd, args)
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
+			if tree {
+				return trees.Check(args, g.Out())
+			}
 			if o.gpu {
 				return runDoctorGPU(o, strings.Join(args, ""), g.Out())
 			}
@@ -63,9 +74,23 @@ unknown. Nothing is read or written but files of the kernel.`,
 		},
 	}
 	cmd.Flags().BoolVar(&o.gpu, "gpu", false, "report on GPUs and what is near to them")
+	cmd.Flags().BoolVar(&tree, "tree", false, "check the trees of layers on the drives at PATH...")
 	cmd.Flags().StringVar(&o.record, "record", "", "also write the files that --gpu reads to this `file`, to send with a question; look through it first")
 	cmd.Flags().StringVar(&o.from, "from", "", "report on the machine that such a `file` is from")
 	return cmd
+}
+
+// doctorUsage says why flags and paths do not fit.
+func doctorUsage(tree, gpu bool, args []string) error {
+	switch {
+	case tree && gpu:
+		return cli.UsageError{Err: errors.New("--tree and --gpu exclude each other"), Hint: "run weft doctor twice"}
+	case tree && len(args) == 0:
+		return cli.UsageError{Err: errors.New("--tree needs a path"), Hint: "name a drive: weft doctor --tree /dev/nvme0n1"}
+	case !tree && !gpu && len(args) > 0:
+		return cli.UsageError{Err: fmt.Errorf("unexpected argument %q", args[0]), Hint: "a path is for --gpu and --tree"}
+	}
+	return nil
 }
 
 type gpuOptions struct {

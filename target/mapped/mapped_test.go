@@ -425,3 +425,129 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 	agree(t, tree)
 }
+
+// slow is a drive that keeps requests until it is told to answer.
+type slow struct {
+	block.Device
+	mu   sync.Mutex
+	keep func(*block.IO) bool
+	kept []*block.IO
+}
+
+func (s *slow) Submit(io *block.IO) {
+	s.mu.Lock()
+	if s.keep != nil && s.keep(io) {
+		s.kept = append(s.kept, io)
+		s.mu.Unlock()
+		return
+	}
+	s.mu.Unlock()
+	s.Device.Submit(io)
+}
+
+func (s *slow) set(keep func(*block.IO) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keep = keep
+}
+
+// answer does what was kept.
+func (s *slow) answer() {
+	s.mu.Lock()
+	kept := s.kept
+	s.kept, s.keep = nil, nil
+	s.mu.Unlock()
+	for _, io := range kept {
+		s.Device.Submit(io)
+	}
+}
+
+func slowTree(t *testing.T) (*slow, *Tree, *Leg) {
+	t.Helper()
+	d := &slow{Device: ramdisk.New(testSize, 4096)}
+	p := testPlace(d)
+	p.Extents = []uint32{0}
+	tree, err := Format(p, id(1), 64<<20, nil)
+	must(t, err)
+	leg, err := tree.Leg(id(1))
+	must(t, err)
+	return d, tree, leg
+}
+
+func TestFreezeWaitsForWrites(t *testing.T) {
+	d, tree, leg := slowTree(t)
+	must(t, block.WriteAt(leg, tagged(1, 8), 0))
+	d.set(func(io *block.IO) bool {
+		return io.Op == block.OpWrite && io.Len == 4096 && bytes.Equal(io.Data, tagged(2, 8))
+	})
+	wrote, frozen := make(chan error, 1), make(chan error, 1)
+	go func() { wrote <- block.WriteAt(leg, tagged(2, 8), 0) }()
+	for kept := 0; kept == 0; time.Sleep(time.Millisecond) {
+		d.mu.Lock()
+		kept = len(d.kept)
+		d.mu.Unlock()
+	}
+	go func() { frozen <- tree.Freeze(id(1), id(2), nil) }()
+	select {
+	case err := <-frozen:
+		t.Errorf("frozen with a write under way: %v", err)
+		frozen <- err
+	case <-time.After(50 * time.Millisecond):
+	}
+	d.answer()
+	must(t, errors.Join(<-wrote, <-frozen))
+	snapshot, err := tree.Leg(id(2))
+	must(t, err)
+	if got := readObjectAt(t, snapshot, 0, 8); got[0] != 2 {
+		t.Errorf("the snapshot has %d, want the write that was under way", got[0])
+	}
+}
+
+func TestAChunkInUseIsNotGivenAway(t *testing.T) {
+	d, tree, leg := slowTree(t)
+	must(t, block.WriteAt(leg, tagged(1, 8), 0))
+	must(t, tree.Create(id(9), 64<<20, nil))
+	other, err := tree.Leg(id(9))
+	must(t, err)
+	d.set(func(io *block.IO) bool { return io.Op == block.OpRead })
+	b, read := make([]byte, 4096), make(chan error, 1)
+	go func() { read <- block.ReadAt(leg, b, 0) }()
+	for kept := 0; kept == 0; time.Sleep(time.Millisecond) {
+		d.mu.Lock()
+		kept = len(d.kept)
+		d.mu.Unlock()
+	}
+	d.set(nil)
+	must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: 1 << 20}))
+	for c := range int64(4) { // would take the chunk
+		must(t, block.WriteAt(other, tagged(2, 8), c<<20))
+	}
+	d.answer()
+	must(t, <-read)
+	if tags(b)[0] == 2 {
+		t.Error("a read has got what another leg wrote")
+	}
+	free := tree.Space().Free
+	must(t, block.WriteAt(other, tagged(2, 8), 5<<20))
+	if tree.Space().Free != free-1<<20 || tree.record(3).layer == 0 {
+		t.Error("the chunk did not come free when the read had ended")
+	}
+}
+
+func TestAFreedChunkWaitsForAFlush(t *testing.T) {
+	d := &drive{size: testSize, at: true, volatile: true, img: newImage(nil)}
+	tree, err := Format(testPlace(d), id(1), 64<<20, nil)
+	must(t, err)
+	leg, err := tree.Leg(id(1))
+	must(t, err)
+	must(t, block.WriteAt(leg, tagged(1, 8), 0))
+	free := tree.Space().Free
+	must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: 1 << 20}))
+	if got := tree.Space().Free; got != free {
+		t.Errorf("%v free, %v before: the record that frees the chunk is only in the drive's cache", got, free)
+	}
+	must(t, block.Flush(leg))
+	if got := tree.Space().Free; got != free+1<<20 {
+		t.Errorf("%v free after the flush, %v before the discard", got, free)
+	}
+}

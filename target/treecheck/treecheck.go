@@ -30,6 +30,9 @@ const (
 	withChunk = 256 // slots below this have a chunk
 )
 
+// FirstExtent is where extent 0 begins on a drive with a label.
+const FirstExtent = 8 * mib
+
 // Report is what was found on a drive.
 type Report struct {
 	Trees []Tree `json:"trees"`
