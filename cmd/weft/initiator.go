@@ -154,13 +154,13 @@ func newInitiatorHold(g *cli.Globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hold",
 		Short: "Keep the block devices of an agent that dies for the next one",
-		Long: `Keep the block devices of an initiator agent in user space while no agent runs: it
-holds what the kernel would remove with the agent's process, and removes a device
-whose agent does not come back within --resume-within.
+		Long: `Keep the block devices of an initiator agent in user space while no agent runs:
+it holds what the kernel would remove with the agent's process, and removes a
+device whose agent does not come back within --resume-within.
 
-An agent starts this command by itself where none runs for its --run-dir. A service
-manager that ends all processes of a service with its main process, as systemd
-does, has to run it as a service of its own: weft-initiator-hold.service.
+An agent starts this command by itself where none runs for its --run-dir. A
+service manager that ends all processes of a service with its main process, as
+systemd does, has to run it as a service of its own, weft-initiator-hold.
 
 Stopping it does no harm while the agent runs, which starts another one.`,
 		Example: "  weft initiator hold --stay",
