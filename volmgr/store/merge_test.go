@@ -106,16 +106,15 @@ func TestTablesAreMergedWhenTheStoreIsOpened(t *testing.T) {
 }
 
 // fakeTables is a store whose merges fail, or do nothing.
-func fakeTables(fail *atomic.Bool, err error) (m *merger, merges *int) {
-	merges = new(int)
+func fakeTables(fail *atomic.Bool, err error) (m *merger, merges *atomic.Int32) {
+	merges = new(atomic.Int32)
 	var tables atomic.Int32
 	tables.Store(mergeAt)
 	return &merger{
 		log:    slog.New(slog.DiscardHandler),
 		tables: func() int { return int(tables.Load()) },
 		merge: func() error {
-			*merges++
-			if fail.Load() && *merges < 100 {
+			if n := merges.Add(1); fail.Load() && n < 100 {
 				return err
 			}
 			tables.Store(0)
@@ -137,17 +136,18 @@ func TestAMergeThatFailedIsRepeatedWithoutACommit(t *testing.T) {
 				m.look()
 				synctest.Wait()
 			}
-			if *merges != 1 {
-				t.Errorf("%v: %d merges at once after a failure, want 1", err, *merges)
+			if n := merges.Load(); n != 1 {
+				t.Errorf("%v: %d merges at once after a failure, want 1", err, n)
 			}
 			time.Sleep(3*mergeRetry + mergeRetry/2)
-			if *merges != 4 {
-				t.Errorf("%v: %d merges after three more pauses, want 4", err, *merges)
+			synctest.Wait()
+			if n := merges.Load(); n != 4 {
+				t.Errorf("%v: %d merges after three more pauses, want 4", err, n)
 			}
 			fail.Store(false)
 			time.Sleep(10 * mergeRetry)
-			if *merges != 5 {
-				t.Errorf("%v: %d merges, want 5: one more, which succeeds", err, *merges)
+			if n := merges.Load(); n != 5 {
+				t.Errorf("%v: %d merges, want 5: one more, which succeeds", err, n)
 			}
 		})
 	}
@@ -166,8 +166,8 @@ func TestNoMergeRunsInAClosedStore(t *testing.T) {
 			m.close()
 			m.look()
 			time.Sleep(10 * mergeRetry)
-			if *merges != failed {
-				t.Errorf("%d merges, want only the %d before it was closed", *merges, failed)
+			if n := merges.Load(); int(n) != failed {
+				t.Errorf("%d merges, want only the %d before it was closed", n, failed)
 			}
 		})
 	}
