@@ -367,3 +367,52 @@ func TestARefusalOutlastsAFailedCommit(t *testing.T) {
 		t.Errorf("a new request is refused with %q", got)
 	}
 }
+
+// loads counts how often the records are loaded.
+type loads struct {
+	committer
+	over  chan struct{}
+	count int
+}
+
+func (l *loads) Load() ([]cluster.Record, error) {
+	l.count++
+	return l.committer.Load()
+}
+
+func (l *loads) Commit([]cluster.Record) error {
+	return fmt.Errorf("leadership lost: %w", ErrOutcomeUnknown)
+}
+
+// A manager whose commit fails since another one leads tells its callers so, and does not load what it
+// would forget at once.
+func TestADeposedManagerLoadsNothing(t *testing.T) {
+	for _, deposed := range []bool{true, false} {
+		m, err := New(Config{Dir: initialized(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer m.Close()
+		l := &loads{committer: m.records, over: make(chan struct{})}
+		m.records, m.over = l, l.over
+		want, loaded := error(nil), 1
+		if deposed {
+			close(l.over)
+			want, loaded = errDeposed, 0
+		}
+		change := ask{input: cluster.CreatePool{Name: "gold"}, reply: make(chan answer, 1)}
+		look := ask{look: func() {}, reply: make(chan answer, 1)}
+		b := &batch{}
+		m.stepThrough(b, change)
+		m.stepThrough(b, look)
+		if err := m.finish(b); !errors.Is(err, want) || l.count != loaded {
+			t.Errorf("deposed: %v; finish = %v after loading %d times, want %v and %d", deposed, err, l.count, want, loaded)
+		}
+		if got := <-change.reply; !errors.Is(got.err, ErrOutcomeUnknown) {
+			t.Errorf("deposed: %v; the change is answered with %v", deposed, got.err)
+		}
+		if got := <-look.reply; errors.Is(got.err, ErrOutcomeUnknown) != deposed {
+			t.Errorf("deposed: %v; the look is answered with %v", deposed, got.err)
+		}
+	}
+}

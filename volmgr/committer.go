@@ -84,7 +84,8 @@ func loadState(c committer, known block.Level) (*cluster.State, error) {
 // records, so it is replaced by one that is loaded from them. Every input of the batch gets
 // ErrOutcomeUnknown, even if it was refused: the refusal may rest on records that never
 // became durable. Looks see the loaded state, and agents report to it from the start. If
-// nothing more can be made durable, startOver returns the cause.
+// nothing more can be made durable, startOver returns the cause. If another manager leads, nothing is
+// loaded, which would keep callers waiting, and it returns errDeposed.
 func (m *Manager) startOver(batch []ask, cause error) error {
 	for _, a := range batch {
 		if a.input != nil {
@@ -93,6 +94,16 @@ func (m *Manager) startOver(batch []ask, cause error) error {
 	}
 	if !errors.Is(cause, ErrOutcomeUnknown) {
 		return cause
+	}
+	select {
+	case <-m.over:
+		for _, a := range batch {
+			if a.look != nil {
+				a.reply <- answer{err: cause}
+			}
+		}
+		return errDeposed
+	default:
 	}
 	m.cfg.Log.Warn("commit failed: loading what is durable", "err", cause)
 	if err := m.load(); err != nil {

@@ -320,11 +320,17 @@ func (t *trio) restart(ctx context.Context, client pb.ManagerClient) {
 		return err == nil
 	}
 	leader := t.leader()
-	begin := time.Now()
-	leader.stop()
 	t.all = slices.DeleteFunc(t.all, func(m *onLoopback) bool { return m == leader })
+	begin, stopped := time.Now(), make(chan struct{})
+	go func() { // its process may end later than another one leads
+		defer close(stopped)
+		leader.stop()
+	}()
+	t.leader()
+	t.b.ReportMetric(time.Since(begin).Seconds(), "leader-elected-s")
 	eventually(t.b, "another manager answers", answered)
 	t.b.ReportMetric(time.Since(begin).Seconds(), "leader-stops-s")
+	<-stopped
 	begin = time.Now()
 	back := t.start(leader.dir, leader.address)
 	eventually(t.b, "it follows", func() bool {

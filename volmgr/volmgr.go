@@ -131,6 +131,7 @@ type Manager struct {
 	refused  chan cluster.Refused
 
 	// Owned by Run.
+	over       <-chan struct{} // closed when the term is over in which this manager leads
 	sessions   uint64
 	targets    map[block.NodeName]*session
 	initiators map[block.NodeName]*session
@@ -307,6 +308,7 @@ func (m *Manager) Run(ctx context.Context) error {
 // any more. It begins a new term before it answers anything.
 func (m *Manager) lead(ctx context.Context) error {
 	over, err := m.awaitLead(ctx)
+	m.over = over
 	if err != nil && ctx.Err() != nil {
 		return nil
 	}
