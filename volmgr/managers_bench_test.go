@@ -29,6 +29,8 @@ import (
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/quorum"
+	"weft.dev/weft/volmgr/quorum/member"
+	"weft.dev/weft/volmgr/replicated"
 )
 
 // trio is three managers over loopback, with their stores on one disk, in the process of their
@@ -45,6 +47,7 @@ type onLoopback struct {
 	*Manager
 	dir, address string
 	stop         func()
+	lose         func() // as a power cut does: it sends and answers nothing any more
 }
 
 func newTrio(b *testing.B) *trio {
@@ -76,23 +79,30 @@ func (t *trio) start(dir, address string) *onLoopback {
 		t.b.Fatal(err)
 	}
 	m := &onLoopback{dir: dir, address: listener.Addr().String()}
-	if m.Manager, err = New(Config{Dir: dir, Quorum: &Quorum{Address: m.address, Dial: dialLoopback}}); err != nil {
+	var lost atomic.Bool
+	medium := replicated.Medium{Send: func(member.Outgoing) bool { return !lost.Load() }}
+	if m.Manager, err = New(Config{Dir: dir, Quorum: &Quorum{Address: m.address, Dial: dialLoopback, Medium: medium}}); err != nil {
 		t.b.Fatal(err)
 	}
 	server := grpc.NewServer()
 	m.Register(server)
 	ctx, cancel := context.WithCancel(context.Background())
-	var group sync.WaitGroup
-	group.Go(func() { _ = server.Serve(listener) })
-	group.Go(func() {
+	var serving, running sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	running.Go(func() {
 		if err := m.Run(ctx); err != nil {
 			t.b.Error(err)
 		}
 	})
+	m.lose = func() {
+		lost.Store(true)
+		server.Stop()
+	}
 	m.stop = sync.OnceFunc(func() {
 		cancel()
+		running.Wait() // it hands over, as the program does while its streams end
 		server.Stop()
-		group.Wait()
+		serving.Wait()
 		if err := m.Close(); err != nil {
 			t.b.Error(err)
 		}
@@ -310,8 +320,8 @@ func (t *trio) replace(ctx context.Context, client pb.ManagerClient, create func
 	during.report(t.b, "meanwhile")
 }
 
-// restart stops the leader without a word, and then all managers, and measures until a read is
-// answered.
+// restart loses the leader, stops the next one, and then stops all managers, and measures until a read
+// is answered.
 func (t *trio) restart(ctx context.Context, client pb.ManagerClient) {
 	answered := func() bool {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -319,18 +329,38 @@ func (t *trio) restart(ctx context.Context, client pb.ManagerClient) {
 		_, err := client.GetStatus(ctx, &pb.GetStatusRequest{})
 		return err == nil
 	}
+	t.withoutLeader("leader-lost", func(m *onLoopback) { m.lose() }, answered)
+	t.withoutLeader("leader-stops", func(m *onLoopback) { m.stop() }, answered)
+	old := t.all
+	for _, m := range old {
+		m.stop()
+	}
+	t.all = nil
+	begin := time.Now()
+	for _, m := range old {
+		t.start(m.dir, m.address)
+	}
+	eventually(t.b, "they answer", answered)
+	t.b.ReportMetric(time.Since(begin).Seconds(), "restart-of-all-s")
+}
+
+// withoutLeader measures how long nobody answers after the leader has gone in some way: until another
+// one leads, and until that answers. It then starts the one that has gone again.
+func (t *trio) withoutLeader(what string, goes func(*onLoopback), answered func() bool) {
+	t.b.Helper()
 	leader := t.leader()
 	t.all = slices.DeleteFunc(t.all, func(m *onLoopback) bool { return m == leader })
-	begin, stopped := time.Now(), make(chan struct{})
-	go func() { // its process may end later than another one leads
-		defer close(stopped)
-		leader.stop()
+	begin, gone := time.Now(), make(chan struct{})
+	go func() {
+		defer close(gone)
+		goes(leader)
 	}()
 	t.leader()
-	t.b.ReportMetric(time.Since(begin).Seconds(), "leader-elected-s")
+	t.b.ReportMetric(time.Since(begin).Seconds(), what+"-elected-s")
 	eventually(t.b, "another manager answers", answered)
-	t.b.ReportMetric(time.Since(begin).Seconds(), "leader-stops-s")
-	<-stopped
+	t.b.ReportMetric(time.Since(begin).Seconds(), what+"-s")
+	<-gone
+	leader.stop()
 	begin = time.Now()
 	back := t.start(leader.dir, leader.address)
 	eventually(t.b, "it follows", func() bool {
@@ -338,14 +368,4 @@ func (t *trio) restart(ctx context.Context, client pb.ManagerClient) {
 		return now.Leader != 0 && now.Applied.Index+10 > t.leader().Member().Status().Applied.Index
 	})
 	t.b.ReportMetric(time.Since(begin).Seconds(), "restart-of-one-s")
-	old := t.all
-	for _, m := range old {
-		m.stop()
-	}
-	t.all, begin = nil, time.Now()
-	for _, m := range old {
-		t.start(m.dir, m.address)
-	}
-	eventually(t.b, "they answer", answered)
-	t.b.ReportMetric(time.Since(begin).Seconds(), "restart-of-all-s")
 }

@@ -229,7 +229,8 @@ func newID() uint64 {
 	return max(1, binary.LittleEndian.Uint64(random[:]))
 }
 
-// Run steps the member until ctx ends; then a leader hands over. It returns the error of a log
+// Run steps the member until ctx ends; then a leader hands over. It sends no more heartbeats then, so
+// that another one leads soon also if the request to take over, or the answer, is lost. It returns the error of a log
 // or a store that fails: the process must end then.
 func (s *Store) Run(ctx context.Context) error {
 	defer close(s.ended)
@@ -238,7 +239,7 @@ func (s *Store) Run(ctx context.Context) error {
 	if err := s.step(); err != nil {
 		return err
 	}
-	done, stopping := ctx.Done(), (<-chan time.Time)(nil)
+	done, ticks, stopping := ctx.Done(), tick.C, (<-chan time.Time)(nil)
 	for every := TickEvery; ; {
 		if due := s.tickEvery(); due != every {
 			every = due
@@ -247,11 +248,11 @@ func (s *Store) Run(ctx context.Context) error {
 		var err error
 		select {
 		case <-done:
-			done, stopping = nil, time.After(handOverWithin)
+			done, ticks, stopping = nil, nil, time.After(handOverWithin)
 			err = s.step(quorum.Transfer{})
 		case <-stopping:
 			return nil
-		case <-tick.C:
+		case <-ticks:
 			err = s.step(quorum.Tick{})
 		case r := <-s.requests:
 			err = s.step(s.taken(r)...)

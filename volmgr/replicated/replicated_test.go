@@ -32,6 +32,8 @@ type managers struct {
 	t   testing.TB
 	mu  sync.Mutex
 	all map[quorum.ID]*manager
+	// passes is asked for each message whether to send it; nil: all are sent.
+	passes func(quorum.Message) bool
 }
 
 type manager struct {
@@ -87,8 +89,9 @@ func (m *manager) commit(records []cluster.Record) error {
 func (ms *managers) send(ctx context.Context, from *manager, o member.Outgoing) {
 	ms.mu.Lock()
 	to := ms.all[o.To()]
+	lost := ms.passes != nil && !ms.passes(o.Message)
 	ms.mu.Unlock()
-	if to == nil {
+	if to == nil || lost {
 		lose(o)
 		if o.Content != nil {
 			go from.Lost(ctx, o.To())
@@ -289,6 +292,28 @@ func TestATermEnds(t *testing.T) {
 	defer cancel()
 	if _, _, err := all[0].Lead(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Lead at a follower = %v, want that it waits", err)
+	}
+}
+
+// A leader that stops keeps nobody from leading, also if no other manager hears that it should.
+func TestALeaderThatStopsIsSilent(t *testing.T) {
+	ms, all := quorumOf(t, 3)
+	heartbeats := 0
+	ms.mu.Lock()
+	ms.passes = func(m quorum.Message) bool {
+		if m.From() == all[0].id && m.Type() == "MsgHeartbeat" {
+			heartbeats++
+		}
+		return m.Type() != "MsgTimeoutNow"
+	}
+	ms.mu.Unlock()
+	if err := all[0].stop(); err != nil {
+		t.Error(err)
+	}
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	if heartbeats > 4 { // two ticks, each to two others, may be before
+		t.Errorf("it sent %d heartbeats while it stopped", heartbeats)
 	}
 }
 
