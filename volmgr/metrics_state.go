@@ -35,6 +35,7 @@ var (
 
 	versionsDesc    = desc(metric.Versions, "Different versions of Weft that managers and agents run.")
 	levelDesc       = desc(metric.Level, "The cluster's level.")
+	backedUpDesc    = desc(metric.BackupTime, "When the last backup of the records was made, in seconds since 1970; 0 if none was.")
 	newestLevelDesc = desc(metric.NewestLevel, "The newest level that the manager knows.")
 
 	copiesLeftDesc    = desc(metric.VolumeCopiesLeft, "Copies that can be served of the column with fewest, of volumes that are not healthy; at most 100 of them, the worst.", "volume")
@@ -47,7 +48,7 @@ var (
 
 var stateDescs = []*prometheus.Desc{
 	volumesDesc, drivesDesc, nodesDesc, capacityDesc, allocatedDesc, attachmentsDesc,
-	poolCapacityDesc, poolAllocatedDesc, driveCapacityDesc, driveAllocatedDesc, versionsDesc, levelDesc, newestLevelDesc,
+	poolCapacityDesc, poolAllocatedDesc, driveCapacityDesc, driveAllocatedDesc, versionsDesc, levelDesc, newestLevelDesc, backedUpDesc,
 	copiesLeftDesc, rebuildLeftDesc, scrubOpenDesc, driveProblemDesc, nodeOfflineDesc, agentProblemsDesc,
 }
 
@@ -76,6 +77,11 @@ func (out gauges) state(state *cluster.State) {
 	}
 	out.counts(attachmentsDesc, attachments)
 	out.set(levelDesc, float64(state.Level()))
+	backedUp := 0.0
+	if at := state.BackedUp(); !at.IsZero() {
+		backedUp = float64(at.Unix())
+	}
+	out.set(backedUpDesc, backedUp)
 }
 
 // space shows drives and pools.

@@ -307,18 +307,25 @@ func (m *Manager) Backup(_ *pb.BackupRequest, stream grpc.ServerStreamingServer[
 	if err := m.look(stream.Context(), func() {}); err != nil { // another manager may know more
 		return toStatus(err)
 	}
-	return toStatus(m.records.Backup(chunks{stream}))
+	c := chunks{stream: stream}
+	if err := m.records.Backup(&c); err != nil {
+		return toStatus(err)
+	}
+	_, err := m.step(stream.Context(), cluster.NoteBackup{Size: c.sent})
+	return toStatus(err)
 }
 
 type chunks struct {
 	stream grpc.ServerStreamingServer[pb.BackupChunk]
+	sent   block.Size
 }
 
-func (c chunks) Write(p []byte) (n int, err error) {
+func (c *chunks) Write(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		part := p[n:min(len(p), n+chunk)]
 		err = c.stream.Send(&pb.BackupChunk{Data: part})
 		n += len(part)
+		c.sent += block.Size(len(part))
 	}
 	return n, err
 }

@@ -34,6 +34,7 @@ import (
 	"weft.dev/weft/proto/pages"
 	"weft.dev/weft/proto/parts"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/store"
 )
 
@@ -923,5 +924,15 @@ func TestTheLogNamesTheCallersRequest(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "asked") {
 		t.Errorf("the pool is not in the log: %s", &log)
+	}
+}
+
+// When the store was backed up is in the history.
+func TestABackupIsRemembered(t *testing.T) {
+	r := newRig(t)
+	r.backup(t.Context())
+	events, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{Object: "cluster"})
+	if err != nil || !slices.ContainsFunc(events.GetEvents(), func(e *pb.Event) bool { return e.GetKind() == event.StoreBackedUp }) {
+		t.Errorf("events = %v, %v, want one of a backup", events, err)
 	}
 }

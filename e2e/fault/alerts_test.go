@@ -241,6 +241,7 @@ var scenarios = []scenario{
 		withoutCaches(c)
 		c.levels = []block.Level{block.KnownLevel}
 	}, 25 * time.Hour, func(w *watched) { w.during(time.Minute) }, []string{"WeftUpgradeUnfinished"}},
+	{"the records are never backed up", 2, withoutCaches, 9 * 24 * time.Hour, func(w *watched) { w.during(time.Minute) }, []string{"WeftBackupOld"}},
 	{"somebody calls what he may not", 2, withoutCaches, 0, func(w *watched) {
 		w.during(time.Minute)
 		guard := rights.Guard{Refused: w.cluster.managers[0].running.manager.Refused}

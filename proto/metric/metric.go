@@ -22,6 +22,7 @@ const (
 	Versions    = "weft_versions"
 	Level       = "weft_level"
 	NewestLevel = "weft_newest_level"
+	BackupTime  = "weft_last_backup_timestamp_seconds"
 )
 
 // Of the manager that leads: what is not well, by name. What is well has none of these series.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/drivepolicy"
@@ -650,4 +651,70 @@ func (s *State) labelFull(v *Volume, d *Drive, field string) error {
 			v.object(), d.object(), len(s.onDrive[d.ID]), s.labelRoom(d).Short(), block.LabelRoom.Short()),
 	}
 	return e.hint("delete volumes with legs there, or remove labels from them")
+}
+
+// Drives and pools are nearly full from these marks on, in per cent, and are not any more fullSlack
+// below, so that a leg that comes and goes is not an event each time.
+const (
+	fullWarning = 85
+	fullTrouble = 95
+	fullSlack   = 5
+)
+
+// fullLook is how often noteFull looks.
+const fullLook = 10 * time.Second
+
+// fullMark is the highest of the marks that a use has reached; 0: none. before is the mark that was
+// noted last.
+func fullMark(before int, used, capacity block.Size) int {
+	if capacity == 0 {
+		return 0
+	}
+	for _, mark := range []int{fullTrouble, fullWarning} {
+		least := mark
+		if before >= mark {
+			least = mark - fullSlack
+		}
+		if float64(used) >= float64(capacity)*float64(least)/100 {
+			return mark
+		}
+	}
+	return 0
+}
+
+// noteFull writes an event when a drive or a pool has become nearly full, and when it is not any
+// more. The mark is recorded, so a restart of the manager makes no event.
+func (t *tx) noteFull() {
+	s := t.s
+	if t.now.Sub(s.lookedAtSpace) < fullLook {
+		return
+	}
+	s.lookedAtSpace = t.now
+	for _, id := range s.sortedDrives() {
+		d := s.driveView(s.drives[id])
+		if mark := fullMark(d.Full, d.Allocated, d.Capacity); mark != d.Full {
+			t.drives.edit(id).Full = mark
+			t.filled(event.DriveFilled, event.DriveRoom, s.drives[id].object(), d.Full, mark, d.Allocated, d.Capacity, "node", string(d.Node), "drive", id.String())
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.pools)) {
+		p := s.poolView(s.pools[name])
+		if mark := fullMark(p.Full, p.Allocated, p.Capacity); mark != p.Full {
+			t.pools.edit(name).Full = mark
+			t.filled(event.PoolFilled, event.PoolRoom, "pool "+name, p.Full, mark, p.Allocated, p.Capacity, "pool", name)
+		}
+	}
+}
+
+// filled writes the event of a mark that was reached or left.
+func (t *tx) filled(nearly, room, object string, before, mark int, used, capacity block.Size, attributes ...string) {
+	text := fmt.Sprintf("legs take %d%%: %s of %s", int(float64(used)/float64(capacity)*100), used.Short(), capacity.Short())
+	switch {
+	case mark < before && mark == 0:
+		t.event(event.Info, room, object, text, attributes...)
+	case mark < fullTrouble:
+		t.event(event.Warning, nearly, object, text, attributes...)
+	default:
+		t.event(event.Trouble, nearly, object, text, attributes...)
+	}
 }

@@ -500,6 +500,7 @@ func (Tick) apply(t *tx) (view, error) {
 		t.unsure[id] = true
 	}
 	t.noteAway()
+	t.noteFull()
 	t.settleMaintenance()
 	t.settleSchedules()
 	t.settleRebalances()

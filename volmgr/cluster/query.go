@@ -302,7 +302,8 @@ func (s *State) attachmentReport(v *Volume, a *Attachment) (AttachmentReport, bo
 // maxWrong is the number of sentences of a Status that fit on a screen.
 const maxWrong = 40
 
-// Status summarizes the cluster.
+// Status summarizes the cluster. What cannot be served comes first, and then causes before what
+// they lead to: nodes, drives, volumes that lack a copy.
 func (s *State) Status() Status {
 	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len()}
 	var drives, nodes, degraded []string
@@ -339,7 +340,7 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, s.wrongCopies(), degraded, s.unknown(), drives)...)
+	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, drives, s.wrongCopies(), degraded, s.unknown())...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}

@@ -126,6 +126,7 @@ type meta struct {
 	FirstEvent uint64          `json:"first_event"`
 	NextEvent  uint64          `json:"next_event"`
 	Audit      audit.Head      `json:"audit,omitzero"`
+	BackedUp   time.Time       `json:"backed_up,omitzero"` // when the last backup was made
 }
 
 // State is everything that volmgr knows. Objects in the maps are never changed
@@ -148,6 +149,7 @@ type clock struct {
 
 	lookedAway     time.Time // when noteAway last looked at volumes
 	lookedAtScrubs time.Time // when settleSchedules last did
+	lookedAtSpace  time.Time // when noteFull last did
 
 	lookedRebalance time.Time // when settleRebalances last did
 }
@@ -195,12 +197,11 @@ type reported struct {
 	initiators    map[block.NodeName]*initiator
 	foreignAgents map[agentKey]foreignAgent
 	fences        map[block.VolumeID]fence
-	served        map[block.VolumeID]bool      // volumes that can be served
-	unserved      map[block.VolumeID]time.Time // since when volumes that were served cannot be
-	trials        backoff.Trials
-	away          map[block.DriveID]time.Time // since when drives cannot be used
-	crowded       map[block.VolumeID]bool     // volumes for whose next leg there was no room
-	stopping      map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
+	wellness
+	trials   backoff.Trials
+	away     map[block.DriveID]time.Time // since when drives cannot be used
+	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	stopping map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
 	// upkeep.go. The inner maps do not change.
 	asked map[block.VolumeID]map[block.LegID]string
@@ -261,8 +262,7 @@ func empty() *State {
 			initiators:    map[block.NodeName]*initiator{},
 			foreignAgents: map[agentKey]foreignAgent{},
 			fences:        map[block.VolumeID]fence{},
-			served:        map[block.VolumeID]bool{},
-			unserved:      map[block.VolumeID]time.Time{},
+			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
 			stopping:      map[block.NodeName]stop{},
@@ -484,7 +484,8 @@ func (s *State) Fork() *State {
 	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.served, f.unserved, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
+	f.wellness = wellness{}
 	return &f
 }
 
@@ -519,7 +520,7 @@ func (s *State) Copy() *State {
 		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
 		c.targets[node] = &own
 	}
-	c.served, c.unserved, c.away, c.crowded = maps.Clone(s.served), maps.Clone(s.unserved), maps.Clone(s.away), maps.Clone(s.crowded)
+	c.wellness, c.away, c.crowded = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded)
 	return &c
 }
 

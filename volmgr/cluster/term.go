@@ -290,3 +290,15 @@ func (s *State) AgentLevels() (all []AgentLevel) {
 	}
 	return all
 }
+
+// NoteBackup says that a backup of the store was made and sent whole. No result.
+type NoteBackup struct{ Size block.Size }
+
+func (in NoteBackup) apply(t *tx) (view, error) {
+	t.backedUp = t.now.UTC()
+	t.event(event.Info, event.StoreBackedUp, "cluster", fmt.Sprintf("a backup of %s was made", in.Size.Short()))
+	return nil, nil
+}
+
+// BackedUp is when the last backup of the store was made; zero: none was.
+func (s *State) BackedUp() time.Time { return s.meta.BackedUp }

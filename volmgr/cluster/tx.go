@@ -28,6 +28,7 @@ type tx struct {
 	term     uint64
 	replaces bool
 	level    block.Level // of the cluster after the step
+	backedUp time.Time   // when the last backup was made
 	// raised: the generation has to be committed even if nothing else has changed.
 	raised bool
 	master keys.Master // the one that the state gets; zero: it keeps its own
@@ -56,7 +57,7 @@ type view func(*State) any
 
 func newTx(s *State, now time.Time) *tx {
 	return &tx{
-		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces, level: s.level,
+		s: s, now: now, gen: s.meta.Generation + 1, term: s.meta.Term, replaces: s.meta.Replaces, level: s.level, backedUp: s.meta.BackedUp,
 		volumes: overCow(s.by, &s.volumes, (*Volume).clone),
 		nodes:   over(s.nodes, shallow[Node]),
 		drives:  over(s.drives, shallow[Drive]),
@@ -262,7 +263,7 @@ func (t *tx) commit() Outcome {
 		records = append(records, policyRecord(s.policies))
 	}
 	records = append(records, t.commitTrust()...)
-	t.noteServed()
+	t.noteHealth()
 	t.wakeAsked(wake)
 	t.wakeStopping(wake)
 	records = append(records, t.commitEvents()...)
@@ -284,7 +285,7 @@ func (t *tx) commitMeta(records []Record) []Record {
 		records = append(records, encode(LevelKey, levelRecord{t.level}))
 	}
 	if len(records) > 0 || t.raised {
-		s.meta.Generation, s.meta.Term, s.meta.Replaces = t.gen, t.term, t.replaces
+		s.meta.Generation, s.meta.Term, s.meta.Replaces, s.meta.BackedUp = t.gen, t.term, t.replaces, t.backedUp
 		records = append(records, encode(metaKey, s.meta))
 	}
 	if err := checkKinds(s.level, records); err != nil {
@@ -347,11 +348,40 @@ func (t *tx) commitAudit() (*audit.Entry, []Record) {
 	return &e, records
 }
 
-// noteServed writes an event when a volume becomes unavailable, and another with the
-// duration when it is available again. The changes of the step must be in the state
+// wellness is what this manager has observed of the health of volumes. A volume is in neither of
+// well and ill until it was seen healthy, or has legs that the records call stale: after a start its
+// targets have not reported yet, and that is no news.
+type wellness struct {
+	served   map[block.VolumeID]bool      // volumes that can be served
+	unserved map[block.VolumeID]time.Time // since when volumes that were served cannot be
+	well     map[block.VolumeID]bool      // volumes that are healthy
+	ill      map[block.VolumeID]time.Time // since when volumes are not
+}
+
+func newWellness() wellness {
+	return wellness{map[block.VolumeID]bool{}, map[block.VolumeID]time.Time{}, map[block.VolumeID]bool{}, map[block.VolumeID]time.Time{}}
+}
+
+func (w wellness) clone() wellness {
+	return wellness{maps.Clone(w.served), maps.Clone(w.unserved), maps.Clone(w.well), maps.Clone(w.ill)}
+}
+
+func (w wellness) forget(id block.VolumeID) {
+	delete(w.served, id)
+	delete(w.unserved, id)
+	delete(w.well, id)
+	delete(w.ill, id)
+}
+
+// mostNoted is how many volumes one step names that became healthy, and that became degraded. The
+// loss of a target that has legs of all volumes must not push everything else out of the history.
+const mostNoted = 16
+
+// noteHealth writes an event when a volume becomes unavailable or degraded, and another with the
+// duration when it is available or healthy again. The changes of the step must be in the state
 // already. A volume that was never available since the manager started gets no event: its
 // targets may not have reported yet.
-func (t *tx) noteServed() {
+func (t *tx) noteHealth() {
 	s, check := t.s, map[block.VolumeID]bool{}
 	for id := range t.volumes.upper {
 		check[id] = true
@@ -364,27 +394,93 @@ func (t *tx) noteServed() {
 	for node := range t.changed {
 		maps.Insert(check, s.onNode.Get(node).All())
 	}
+	noted := map[string]int{} // events by kind
 	for _, id := range sorted(check) {
 		v := s.volumes.Get(id)
 		if v == nil || v.State != VolumeReady {
-			delete(s.served, id)
-			delete(s.unserved, id)
+			s.forget(id)
 			continue
 		}
-		since, missing := s.unserved[id]
-		switch ok := s.health(v) != Unavailable; {
-		case ok && missing:
-			delete(s.unserved, id)
-			s.served[id] = true
-			t.volumeEvent(v, event.Info, event.VolumeServed, fmt.Sprintf("it can be served again after %v", t.now.Sub(since).Round(time.Millisecond)))
-		case ok:
-			s.served[id] = true
-		case s.served[id]:
-			delete(s.served, id)
-			s.unserved[id] = t.now
-			t.volumeEvent(v, event.Warning, event.VolumeUnserved, s.unservedText(v))
+		health := s.health(v)
+		t.noteWell(v, health, t.noteServed(v, health), noted)
+	}
+	for _, kind := range []string{event.VolumeDegraded, event.VolumeHealthy} {
+		if more := noted[kind] - mostNoted; more > 0 {
+			t.event(severities[kind], kind, "cluster", fmt.Sprintf("%d more volumes: `weft volume list`", more))
 		}
 	}
+}
+
+var severities = map[string]event.Severity{event.VolumeDegraded: event.Warning, event.VolumeHealthy: event.Info}
+
+// noteServed notes whether a volume can be served, and reports whether that was news.
+func (t *tx) noteServed(v *Volume, health Health) bool {
+	s := t.s
+	since, missing := s.unserved[v.ID]
+	switch ok := health != Unavailable; {
+	case ok && missing:
+		delete(s.unserved, v.ID)
+		s.served[v.ID] = true
+		t.volumeEvent(v, event.Info, event.VolumeServed, fmt.Sprintf("it can be served again after %v", t.now.Sub(since).Round(time.Millisecond)))
+		return true
+	case ok:
+		s.served[v.ID] = true
+	case s.served[v.ID]:
+		delete(s.served, v.ID)
+		s.unserved[v.ID] = t.now
+		t.volumeEvent(v, event.Warning, event.VolumeUnserved, s.unservedText(v))
+		return true
+	}
+	return false
+}
+
+// noteWell notes whether a volume is healthy. If the step has an event already that says that it can
+// be served, or cannot, there is no second one.
+func (t *tx) noteWell(v *Volume, health Health, told bool, noted map[string]int) {
+	s := t.s
+	since, ill := s.ill[v.ID]
+	kind, text := "", ""
+	switch {
+	case health == Healthy:
+		delete(s.ill, v.ID)
+		s.well[v.ID] = true
+		if ill {
+			kind, text = event.VolumeHealthy, fmt.Sprintf("all copies are good again after %v", t.now.Sub(since).Round(time.Millisecond))
+		}
+	case s.well[v.ID]:
+		delete(s.well, v.ID)
+		s.ill[v.ID] = t.now
+		if health != Unavailable {
+			kind, text = event.VolumeDegraded, s.degradedText(v)
+		}
+	case !ill:
+		if since := staleSince(v); !since.IsZero() {
+			s.ill[v.ID] = since
+		}
+	}
+	if kind == "" || told {
+		return
+	}
+	if noted[kind]++; noted[kind] <= mostNoted {
+		t.volumeEvent(v, severities[kind], kind, text)
+	}
+}
+
+// staleSince is when the first of a volume's stale legs became so; zero if there is none.
+func staleSince(v *Volume) (first time.Time) {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.member() && (l.State == LegStale || l.State == LegRebuilding) && (first.IsZero() || l.StaleSince.Before(first)) {
+			first = l.StaleSince
+		}
+	}
+	return first
+}
+
+// degradedText names the first column that lacks a copy, with the facts of its legs.
+func (s *State) degradedText(v *Volume) string {
+	column := max(0, slices.IndexFunc(s.conditions(v), func(c block.Condition) bool { return c != block.Whole }))
+	facts, _ := s.columnFacts(v, column)
+	return fmt.Sprintf("column %d: %s", column, facts)
 }
 
 // unservedText names the first column that cannot be served, with the facts of its legs.

@@ -112,6 +112,8 @@ type Drive struct {
 	Signs health.Record `json:"signs,omitzero"`
 	// Leaving: its legs are made again elsewhere; see upkeep.go.
 	Leaving DriveLeave `json:"leaving,omitempty"`
+	// Full is the mark of noteFull that it has reached, in per cent; 0: none.
+	Full int `json:"full,omitempty"`
 
 	Capacity  block.Size      `json:"-"`
 	Allocated block.Size      `json:"-"`
@@ -149,6 +151,8 @@ type Pool struct {
 	Selector map[string]string `json:"selector,omitempty"`
 	// Rebalance is the last one; nil: there was none.
 	Rebalance *Rebalance `json:"rebalance,omitempty"`
+	// Full is the mark of noteFull that it has reached, in per cent; 0: none.
+	Full int `json:"full,omitempty"`
 
 	Capacity  block.Size `json:"-"`
 	Allocated block.Size `json:"-"`

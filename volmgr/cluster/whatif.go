@@ -108,7 +108,7 @@ func (s *State) rehearse() *State {
 	r.events = event.NewLog(nil, s.events.Next(), s.events.Next())
 	fresh := empty()
 	r.onDrive, r.extents, r.touched, r.removed = fresh.onDrive, fresh.extents, fresh.touched, fresh.removed
-	r.unsettled, r.served, r.unserved, r.crowded = fresh.unsettled, fresh.served, fresh.unserved, fresh.crowded
+	r.unsettled, r.wellness, r.crowded = fresh.unsettled, fresh.wellness, fresh.crowded
 	for id, v := range r.volumes.All() {
 		if v.unsettled() {
 			r.unsettled[id] = true

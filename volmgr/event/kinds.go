@@ -29,13 +29,17 @@ const (
 	DriveReturned    = "drive.returned" // data that only its cache held may be lost
 	DriveSuspect     = "drive.suspect"  // it shows signs of failing
 	DriveWell        = "drive.well"     // it no longer does
-	DriveLeaving     = "drive.leaving"  // its legs are made again elsewhere, or not any more
+	DriveFilled      = "drive.nearly-full"
+	DriveRoom        = "drive.room"    // it is not nearly full any more
+	DriveLeaving     = "drive.leaving" // its legs are made again elsewhere, or not any more
 	DriveRemoving    = "drive.removing"
 	DriveRemoved     = "drive.removed"
 	PoolCreated      = "pool.created"
 	PoolDeleted      = "pool.deleted"
 	PoolRebalancing  = "pool.rebalancing"
 	PoolRebalanced   = "pool.rebalanced"
+	PoolFilled       = "pool.nearly-full"
+	PoolRoom         = "pool.room" // it is not nearly full any more
 	VolumeCreating   = "volume.creating"
 	VolumeReady      = "volume.ready"
 	VolumeUpdated    = "volume.updated"
@@ -55,6 +59,8 @@ const (
 	Detaching        = "volume.detaching"
 	VolumeUnserved   = "volume.unavailable"
 	VolumeServed     = "volume.available"
+	VolumeDegraded   = "volume.degraded" // a copy is missing, and all can be served
+	VolumeHealthy    = "volume.healthy"  // all copies are good again
 	DetachCancelled  = "volume.detach-cancelled"
 	Detached         = "volume.detached"
 	Left             = "volume.left"
@@ -83,6 +89,7 @@ const (
 	ManagerAdded     = "manager.added"
 	ManagerRemoved   = "manager.removed"
 	StoreRebuilt     = "store.rebuilt"
+	StoreBackedUp    = "store.backed-up"
 	StoreRestored    = "store.restored"
 	VolumeChecked    = "volume.checked" // restored from a backup, and now compared with the labels
 

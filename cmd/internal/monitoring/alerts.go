@@ -244,6 +244,12 @@ func managerAlerts() []Alert {
 			Explain:     explainCluster, Runbook: "manager-and-agents",
 		},
 		{
+			Name: "WeftBackupOld", Expression: "time() - " + worst(metric.BackupTime) + " > 7 * 24 * 3600", For: 24 * time.Hour, Severity: Warning,
+			Summary:     "The records of the cluster were not backed up for a week",
+			Description: "Or never. `weft volmgr backup FILE` copies them. Without a backup, a lost store is rebuilt from the labels on the drives, which do not have pools, labels and history.",
+			Explain:     explainCluster, Runbook: "back-up-restore-rebuild",
+		},
+		{
 			Name: "WeftUpgradeUnfinished", Expression: worst(metric.Versions) + " > 1 or " + worst(metric.Level) + " < " + worst(metric.NewestLevel), For: 24 * time.Hour, Severity: Warning,
 			Summary:     "An upgrade was not finished",
 			Description: "For a day, managers and agents have run different versions, or the cluster's level was not raised. `weft upgrade status` says what is left to do.",
