@@ -445,7 +445,7 @@ func (t *tx) noteWell(v *Volume, health Health, told bool, noted map[string]int)
 		delete(s.ill, v.ID)
 		s.well[v.ID] = true
 		if ill {
-			kind, text = event.VolumeHealthy, fmt.Sprintf("all copies are good again after %v", t.now.Sub(since).Round(time.Millisecond))
+			kind, text = event.VolumeHealthy, fmt.Sprintf("it is healthy again after %v", t.now.Sub(since).Round(time.Millisecond))
 		}
 	case s.well[v.ID]:
 		delete(s.well, v.ID)
