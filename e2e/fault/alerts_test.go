@@ -211,6 +211,21 @@ var scenarios = []scenario{
 			w.network.part("c1", home, false)
 			time.Sleep(time.Second)
 		}
+		at := func() string { now, _ := w.rail(w.first); return now }
+		for range 900 { // how long the rail is suspect depends on how many of these cuts were noticed
+			if at() == home {
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		w.network.part("c1", home, true)
+		for range 60 {
+			if w.acknowledged(w.write(1, 0)); at() != home {
+				break
+			}
+			time.Sleep(time.Second)
+		}
+		w.network.part("c1", home, false)
 		w.during(15 * time.Second)
 	}, []string{"WeftHostPathSuspect"}},
 	{"a host dies", 2, withoutCaches, 0, func(w *watched) {
