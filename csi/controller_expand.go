@@ -110,7 +110,8 @@ func growingWaits(v *pb.Volume, size uint64, devices bool) string {
 	return ""
 }
 
-// ControllerModifyVolume sets and removes labels of a volume, in use or not.
+// ControllerModifyVolume changes the copies, labels, authentication, rebuilds or scrubs of a volume,
+// in use or not. It answers when the decision is durable; new copies are made after that.
 func (s *controllerServer) ControllerModifyVolume(ctx context.Context, r *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
 	id := r.GetVolumeId()
 	if err := missingID(id); err != nil {

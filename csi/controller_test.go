@@ -85,7 +85,7 @@ var walk = []struct {
 		})
 	}},
 	{"ControllerModifyVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
-		return s.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: firstID, MutableParameters: map[string]string{"labels.tier": "gold"}})
+		return s.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: firstID, MutableParameters: map[string]string{"labels.tier": "gold", "copies": "3", "rebuildRate": "100MiB"}})
 	}},
 	{"ControllerUnpublishVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: firstID, NodeId: "n1"})
@@ -320,6 +320,27 @@ func TestCreateVolumeAgain(t *testing.T) {
 	m.volumes[firstID].State, m.stuck = pb.VolumeState_VOLUME_STATE_DELETING, true
 	if _, err := testController(m).CreateVolume(t.Context(), createRequest("pvc-1")); status.Code(err) != codes.Aborted {
 		t.Errorf("CreateVolume while its predecessor is being deleted = %v, want Aborted", err)
+	}
+}
+
+// A VolumeAttributesClass counts more than the StorageClass, and its schedules are the volume's from
+// the beginning, also if the driver is killed between its two calls.
+func TestAVolumeIsCreatedAsItsAttributesClassSays(t *testing.T) {
+	r := createRequest("pvc-1", func(r *csi.CreateVolumeRequest) {
+		r.MutableParameters = map[string]string{"copies": "3", "labels.tier": "gold", "scrubEvery": "7d"}
+	})
+	m := newFakeManager()
+	m.fail = answers("UpdateVolume", codes.Unavailable, "")
+	if _, err := testController(m).CreateVolume(t.Context(), r); status.Code(err) != codes.Unavailable {
+		t.Errorf("CreateVolume whose second call fails = %v, want Unavailable", err)
+	}
+	m.fail = nil
+	if _, err := testController(m).CreateVolume(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	v := m.volumes[firstID]
+	if v.Layout.Copies != 3 || v.Labels["tier"] != "gold" || v.ScrubEverySeconds != 7*24*3600 || m.made != 1 {
+		t.Errorf("%d volumes, the first is %v", m.made, v)
 	}
 }
 

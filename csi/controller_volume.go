@@ -38,10 +38,13 @@ func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err 
 	if c.params, err = parseParameters(r.GetParameters()); err != nil {
 		return c, err
 	}
-	if err := checkCapabilities(r.GetVolumeCapabilities(), c.params.copies, c.params.fsType); err != nil {
+	if c.mutable, err = parseMutable(r.GetMutableParameters()); err != nil {
 		return c, err
 	}
-	if c.mutable, err = parseMutable(r.GetMutableParameters()); err != nil {
+	// A VolumeAttributesClass says more of a volume than its StorageClass.
+	c.params.copies = cmp.Or(c.mutable.Copies, c.params.copies)
+	c.params.authentication = cmp.Or(c.mutable.Authentication, c.params.authentication)
+	if err := checkCapabilities(r.GetVolumeCapabilities(), c.params.copies, c.params.fsType); err != nil {
 		return c, err
 	}
 	if c.sizes, err = parseRange(r.GetCapacityRange()); err != nil {
@@ -106,6 +109,9 @@ func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolume
 	if err != nil {
 		return nil, err
 	}
+	if v, err = s.scheduled(ctx, v, c); err != nil {
+		return nil, err
+	}
 	if v, err = s.created(ctx, v); err != nil {
 		return nil, err
 	}
@@ -113,6 +119,23 @@ func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolume
 		VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes), VolumeContext: c.params.volumeContext(),
 		AccessibleTopology: c.place.accessible(clusterID),
 	}}, nil
+}
+
+// scheduled gives a volume what its VolumeAttributesClass says of rebuilds and scrubs, which a
+// volume has not from its creation on. It may be repeated.
+func (s *controllerServer) scheduled(ctx context.Context, v *pb.Volume, c creation) (*pb.Volume, error) {
+	u := &pb.UpdateVolumeRequest{
+		Volume: v.Id, RebuildBytesPerSecond: c.mutable.RebuildBytesPerSecond,
+		ScrubEverySeconds: c.mutable.ScrubEverySeconds, ScrubBytesPerSecond: c.mutable.ScrubBytesPerSecond,
+	}
+	if u.RebuildBytesPerSecond == nil && u.ScrubEverySeconds == nil && u.ScrubBytesPerSecond == nil {
+		return v, nil
+	}
+	v, err := s.cfg.Manager.UpdateVolume(ctx, u)
+	if err != nil {
+		return nil, fromManager(c.doing(), err)
+	}
+	return v, nil
 }
 
 // findOrCreate returns the volume of a request, in whatever state. It searches before it creates: a

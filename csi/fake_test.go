@@ -3,6 +3,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -224,6 +225,14 @@ func (m *fakeManager) UpdateVolume(_ context.Context, r *pb.UpdateVolumeRequest,
 		maps.Copy(v.Labels, r.SetLabels)
 		for _, key := range r.RemoveLabels {
 			delete(v.Labels, key)
+		}
+		v.Layout.Copies = cmp.Or(r.Copies, v.Layout.Copies)
+		v.Authentication = cmp.Or(r.Authentication, v.Authentication)
+		if r.RebuildBytesPerSecond != nil {
+			v.RebuildBytesPerSecond = *r.RebuildBytesPerSecond
+		}
+		if r.ScrubEverySeconds != nil {
+			v.ScrubEverySeconds = *r.ScrubEverySeconds
 		}
 		return proto.CloneOf(v), nil
 	})

@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -161,9 +163,36 @@ func (p parameters) volumeContext() map[string]string {
 	return map[string]string{contextFSType: p.fsType}
 }
 
-// mutableLabel begins the parameters that may change while a volume is in use: each is a label of
+// mutableLabel begins those parameters that may change while a volume is in use and are labels of
 // the volume. An empty value removes the label.
 const mutableLabel = "labels."
+
+// mutable are the other ones, named as the flags of "weft volume set".
+var mutable = map[string]func(u *pb.UpdateVolumeRequest, value string) error{
+	paramCopies: func(u *pb.UpdateVolumeRequest, value string) (err error) {
+		u.Copies, err = parseCount(value, block.PropertyCopies)
+		return err
+	},
+	paramAuthentication: func(u *pb.UpdateVolumeRequest, value string) error {
+		u.Authentication = value
+		return oneOf(value, block.PropertyAuthentication.Words()...)
+	},
+	"rebuildRate": func(u *pb.UpdateVolumeRequest, value string) error {
+		rate, err := block.ParseRate(value)
+		u.RebuildBytesPerSecond = proto.Uint64(uint64(rate))
+		return err
+	},
+	"scrubEvery": func(u *pb.UpdateVolumeRequest, value string) error {
+		every, err := block.ParseInterval(value)
+		u.ScrubEverySeconds = proto.Uint64(uint64(every / time.Second))
+		return err
+	},
+	"scrubRate": func(u *pb.UpdateVolumeRequest, value string) error {
+		rate, err := block.ParseRate(value)
+		u.ScrubBytesPerSecond = proto.Uint64(uint64(rate))
+		return err
+	},
+}
 
 // parseMutable checks the parameters of a VolumeAttributesClass; an error is
 // InvalidArgument and names the key.
@@ -171,10 +200,16 @@ func parseMutable(given map[string]string) (*pb.UpdateVolumeRequest, error) {
 	update := &pb.UpdateVolumeRequest{SetLabels: map[string]string{}}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		label, ok := strings.CutPrefix(key, mutableLabel)
+		set := mutable[key]
 		switch {
 		case slices.Contains(metadataKeys, key):
+		case set != nil:
+			if err := set(update, given[key]); err != nil {
+				return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: %v", key, err)
+			}
 		case !ok || label == "":
-			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: cannot be changed; %sKEY can, a label of the volume", key, mutableLabel)
+			known := slices.Sorted(maps.Keys(mutable))
+			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: cannot be changed; %s and %sKEY (a label of the volume) can", key, strings.Join(known, ", "), mutableLabel)
 		case strings.HasPrefix(label, ownLabels), strings.HasPrefix(label, provisionerPrefix), strings.HasPrefix(label, "weft.dev/"):
 			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: the label is reserved for Weft", key)
 		case given[key] == "":

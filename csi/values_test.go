@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -196,8 +197,8 @@ func TestParametersNameTheOffender(t *testing.T) {
 	}
 }
 
-func TestMutableParametersAreLabels(t *testing.T) {
-	for _, key := range []string{"copies", "labels.", "labels.csi.weft.dev/name", "labels.csi.storage.k8s.io/pvc/name", "labels.weft.dev/formatted", "iops"} {
+func TestMutableParametersAreLabelsAndWhatVolumeSetChanges(t *testing.T) {
+	for _, key := range []string{"copies", "authentication", "rebuildRate", "scrubEvery", "scrubRate", "stripes", "labels.", "labels.csi.weft.dev/name", "labels.csi.storage.k8s.io/pvc/name", "labels.weft.dev/formatted", "iops"} {
 		_, err := parseMutable(map[string]string{key: "x"})
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), key) {
 			t.Errorf("parseMutable(%s) = %v, want InvalidArgument that names it", key, err)
@@ -206,6 +207,14 @@ func TestMutableParametersAreLabels(t *testing.T) {
 	got, err := parseMutable(map[string]string{"labels.tier": "gold", "labels.old": "", "csi.storage.k8s.io/pv/name": "pv"})
 	if err != nil || !maps.Equal(got.SetLabels, map[string]string{"tier": "gold"}) || len(got.RemoveLabels) != 1 || got.RemoveLabels[0] != "old" {
 		t.Errorf("parseMutable = %v, %v; want tier set and old removed", got, err)
+	}
+	got, err = parseMutable(map[string]string{"copies": "3", "authentication": "require", "rebuildRate": "100MiB", "scrubEvery": "7d", "scrubRate": "off"})
+	want := &pb.UpdateVolumeRequest{
+		Copies: 3, Authentication: "require", RebuildBytesPerSecond: new(uint64(100 << 20)),
+		ScrubEverySeconds: new(uint64(7 * 24 * 3600)), ScrubBytesPerSecond: new(uint64(0)),
+	}
+	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("parseMutable = %v (-want +got):\n%s", err, diff)
 	}
 }
 

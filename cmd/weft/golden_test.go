@@ -251,17 +251,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-func TestTimesInDaysAndPlacesOfLegs(t *testing.T) {
-	for text, want := range map[string]time.Duration{"7d": 7 * 24 * time.Hour, "12h": 12 * time.Hour, "1h30m": 90 * time.Minute, "off": 0} {
-		if got, err := parseDays(text); err != nil || got != want {
-			t.Errorf("parseDays(%q) = %v, %v; want %v", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "d", "-1d", "7 d", "999999d", "0s", "-1h", "often"} {
-		if got, err := parseDays(text); err == nil {
-			t.Errorf("parseDays(%q) = %v", text, got)
-		}
-	}
+func TestPlacesOfLegs(t *testing.T) {
 	if got, err := parsePlace("3.1"); err != nil || got.GetColumn() != 3 || got.GetCopy() != 1 {
 		t.Errorf("parsePlace(3.1) = %v, %v", got, err)
 	}

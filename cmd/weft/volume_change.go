@@ -172,61 +172,30 @@ attached the next time; "weft explain volume" says what is in force.`,
 	return cmd
 }
 
-// off is the word for a schedule or a limit that is not wanted.
-const off = "off"
-
 // schedule adds the schedule of scrubs and the rates to a request.
 func (o volumeSetOptions) schedule(r *pb.UpdateVolumeRequest) error {
 	if o.every != "" {
-		every, err := parseDays(o.every)
+		every, err := block.ParseInterval(o.every)
 		if err != nil {
 			return cli.UsageError{Err: fmt.Errorf("--scrub-every %q: not a time", o.every), Hint: "such as 7d or 12h, or off"}
 		}
 		r.ScrubEverySeconds = proto.Uint64(uint64(every / time.Second))
 	}
 	if o.rate != "" {
-		rate, err := parseRate("--scrub-rate", o.rate)
+		rate, err := block.ParseRate(o.rate)
 		if err != nil {
-			return err
+			return cli.UsageError{Err: fmt.Errorf("--scrub-rate: %w", err)}
 		}
 		r.ScrubBytesPerSecond = proto.Uint64(uint64(rate))
 	}
 	if o.rebuildRate != "" {
-		rate, err := parseRate("--rebuild-rate", o.rebuildRate)
+		rate, err := block.ParseRate(o.rebuildRate)
 		if err != nil {
-			return err
+			return cli.UsageError{Err: fmt.Errorf("--rebuild-rate: %w", err)}
 		}
 		r.RebuildBytesPerSecond = proto.Uint64(uint64(rate))
 	}
 	return nil
-}
-
-// parseRate parses the bytes a second of a flag; off is 0.
-func parseRate(flag, text string) (block.Size, error) {
-	if text == off {
-		return 0, nil
-	}
-	rate, err := block.ParseSize(text)
-	if err != nil {
-		return 0, cli.UsageError{Err: fmt.Errorf("%s: %w", flag, err)}
-	}
-	return rate, nil
-}
-
-// parseDays parses a duration, which may be in days; off is 0.
-func parseDays(text string) (time.Duration, error) {
-	if text == off {
-		return 0, nil
-	}
-	if n, ok := strings.CutSuffix(text, "d"); ok {
-		days, err := strconv.ParseUint(n, 10, 16)
-		return time.Duration(days) * 24 * time.Hour, err
-	}
-	d, err := time.ParseDuration(text)
-	if err == nil && d < time.Second {
-		err = errors.New("too short")
-	}
-	return d, err
 }
 
 func (o volumeSetOptions) changeNothing() bool {

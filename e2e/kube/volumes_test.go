@@ -26,7 +26,7 @@ func TestKubeVolumes(t *testing.T) {
 		{"a file system outlives its pod and follows it to another node", fileSystem},
 		{"a raw block device", rawBlock},
 		{"an xfs volume grows under a pod that writes", expand},
-		{"a VolumeAttributesClass changes labels", attributes},
+		{"a VolumeAttributesClass changes labels and copies", attributes},
 		{"a volume for which there is no room is not scheduled", capacity},
 		{"allowed topologies are where pods and legs are", topology},
 		{"one file system read by pods on two nodes", readOnlyMany},
@@ -131,15 +131,15 @@ func expand(t *testing.T, l *Lab) {
 }
 
 func attributes(t *testing.T, l *Lab) {
-	for _, tier := range []string{"silver", "gold"} {
-		l.Apply(fmt.Sprintf(attributesClass, tier, tier))
-	}
+	l.Apply(fmt.Sprintf(attributesClass, "silver", "labels.tier: silver"))
+	l.Apply(fmt.Sprintf(attributesClass, "gold", "labels.tier: gold, copies: '3'"))
 	l.Apply(claim{name: "tier", class: "weft-mirrored", attributes: "silver"}.String() + pod{name: "tier", claim: "tier"}.String())
 	ready(l, "tier")
 	is(t, "the label at first", volumeOf(l, "tier").Labels["tier"], "silver")
 	l.Kubectl("patch", "pvc", "tier", "--patch={\"spec\":{\"volumeAttributesClassName\":\"gold\"}}")
 	l.Kubectl("wait", "pvc/tier", "--for=jsonpath={.status.currentVolumeAttributesClassName}=gold", "--timeout=60s")
 	is(t, "the label after the change", volumeOf(l, "tier").Labels["tier"], "gold")
+	is(t, "the copies after the change", fmt.Sprint(volumeOf(l, "tier").Layout.Copies), "3")
 	remove(l, "pod/tier", "pvc/tier", "volumeattributesclass/silver", "volumeattributesclass/gold")
 }
 
@@ -148,7 +148,7 @@ apiVersion: storage.k8s.io/v1
 kind: VolumeAttributesClass
 metadata: {name: %s}
 driverName: csi.weft.dev
-parameters: {labels.tier: %s}
+parameters: {%s}
 `
 
 func capacity(t *testing.T, l *Lab) {

@@ -25,13 +25,13 @@ type Property struct {
 // The properties of a volume. The table is not changed at run time.
 var (
 	PropertySize    = Property{Field: "size_bytes", Flag: "size", Later: "weft volume expand"}
-	PropertyCopies  = Property{Field: "copies", Flag: "copies", Parameter: "copies", Default: fmt.Sprint(DefaultCopies), Least: 1, Most: MaxCopies}
+	PropertyCopies  = Property{Field: "copies", Flag: "copies", Parameter: "copies", Default: fmt.Sprint(DefaultCopies), Least: 1, Most: MaxCopies, Later: "weft volume set, or copies of a VolumeAttributesClass"}
 	PropertyStripes = Property{Field: "stripes", Flag: "stripes", Parameter: "stripes", Default: "0", Least: 0, Most: MaxStripes}
 	PropertyChunk   = Property{Field: "chunk_bytes", Flag: "chunk-size", Parameter: "chunkSize", Default: DefaultChunk.String()}
 	PropertyPool    = Property{Field: "pool", Flag: "pool", Parameter: "pool", Default: DefaultPool}
 	PropertySpread  = Property{Field: "spread", Flag: "spread", Parameter: "spread", Default: DefaultSpread}
 	// PropertyAuthentication: whether hosts and targets prove their identities to one another.
-	PropertyAuthentication = Property{Field: "authentication", Flag: "authentication", Parameter: "authentication", Default: AuthenticationPrefer, Choices: "require prefer off", Later: "weft volume set"}
+	PropertyAuthentication = Property{Field: "authentication", Flag: "authentication", Parameter: "authentication", Default: AuthenticationPrefer, Choices: "require prefer off", Later: "weft volume set, or authentication of a VolumeAttributesClass"}
 	PropertyLabels         = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
 	// Those of a StorageClass alone: how the node reaches the volume, and what it makes on it.
 	PropertyTransport  = Property{Parameter: "transport", Default: "auto", Choices: "tcp auto"}
