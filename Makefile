@@ -49,10 +49,10 @@ lint: ## check formatting, vet, staticcheck, import arrows and style
 	go test ./e2e/lint
 
 unit: ## run the unit and property tests, which need no special kernel
-	@e2e/unit.sh -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
+	@e2e/again.sh 5 ./... -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
 
 kernel: ## test the harness and the kernel wrappers on a real kernel, in virtual machines
-	go test -count=1 -v -p 1 -timeout 30m -run '^TestKernel' ./e2e/vm ./e2e
+	e2e/again.sh 5 './e2e/vm ./e2e' -count=1 -v -p 1 -timeout 30m -run '^TestKernel'
 
 interop: ## test Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12 PAIRS=TestOurHost)
 	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
@@ -61,13 +61,13 @@ kernel-and-interop: # side by side: each waits for its machines for a part of it
 	@e2e/beside.sh "$(MAKE) --no-print-directory kernel" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
 
 e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
-	e2e/scenarios.sh -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' ./e2e ./e2e/csi
+	e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)'
 
 kube-bins: ## build Kubernetes and its CSI sidecars from their Go modules into the cache (8 minutes the first time; continues after an interruption)
 	@e2e/install.sh kube
 	@go run ./e2e/kube/build
 
-KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} go test -count=1 -v -timeout 90m ./e2e/kube
+KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} e2e/again.sh 5 ./e2e/kube -count=1 -v -timeout 90m
 kube-test: kube-bins image ## test a Kubernetes cluster of two nodes on this machine: volumes in pods, restarts in the middle of calls, the chart (RUN=Volumes/grows)
 	$(KUBE) -run '^Test.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
 

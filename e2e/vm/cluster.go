@@ -242,7 +242,7 @@ func awaitStoppedDrives(machines []*Machine) {
 	}
 }
 
-// noteStoppedDrive tells e2e/scenarios.sh that this test failed while a drive of QEMU had stopped
+// noteStoppedDrive tells e2e/fault/vm that this test failed while a drive of QEMU had stopped
 // for at least the 30 s that kernels wait.
 func (c *Cluster) noteStoppedDrive(machine, line string) {
 	c.t.Logf("QEMU's drive of %s has stopped answering: %s", machine, line)
