@@ -31,7 +31,7 @@ func TestScenarioReplaced(t *testing.T) {
 		_, err := b.API.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: dead.Name()})
 		return err // until its agent counts as offline
 	})
-	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 6*time.Minute)
 	w.AwaitProgress(50, time.Minute)
 	w.NoErrors()
 
@@ -50,7 +50,7 @@ func TestScenarioReplaced(t *testing.T) {
 	w = b.Write(c1, device, span, 200, w.Next())
 	first := b.Holder("db1", 0, 0)
 	b.Weft("leg", "move", "db1", "0.0", "--to", dead.Name())
-	b.Eventually(3*time.Minute, "the copies are on the other two targets", func(context.Context) error {
+	b.Eventually(6*time.Minute, "the copies are on the other two targets", func(context.Context) error {
 		v := b.Volume("db1")
 		for _, l := range v.Legs {
 			if l.Node == first.Name() {
