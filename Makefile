@@ -60,8 +60,8 @@ interop: ## test Linux's NVMe/TCP host and target with ours, in a virtual machin
 kernel-and-interop: # side by side: each waits for its machines for a part of its time
 	@e2e/beside.sh "$(MAKE) --no-print-directory kernel" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
 
-e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled)
-	e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)'
+e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled; MANAGERS=3: with three volume managers)
+	$(if $(MANAGERS),WEFT_MANAGERS=$(MANAGERS) )e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)'
 
 kube-bins: ## build Kubernetes and its CSI sidecars from their Go modules into the cache (8 minutes the first time; continues after an interruption)
 	@e2e/install.sh kube

@@ -18,7 +18,7 @@ import (
 // why, and gets no new legs until the warning is gone.
 func TestScenarioADriveWarnsOfItsEnd(t *testing.T) {
 	vm.Require(t)
-	b := testbed.Draw(t, testbed.Options{Targets: 1, Drives: 2, TargetFlags: []string{"--health-every", "10s"}})
+	b := testbed.Draw(t, testbed.Options{Managers: 1, Targets: 1, Drives: 2, TargetFlags: []string{"--health-every", "10s"}})
 	b.Up(b.Manager, b.Targets[0])
 	b.AddDrives()
 	b.Eventually(2*time.Minute, "both drives' logs are read", func(ctx context.Context) error {

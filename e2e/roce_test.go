@@ -21,7 +21,7 @@ import (
 // are rebuilt over the other transport, and back. With WEFT_LONG=1, another target loses power while
 // the manager is away.
 func TestScenarioRoCE(t *testing.T) {
-	b := testbed.Start(t, testbed.Options{RoCE: true})
+	b := testbed.Start(t, testbed.Options{Managers: 1, RoCE: true})
 	c1 := b.Clients[0]
 	b.Create("db1", "256MiB", 2, 2)
 	device := b.Attach("db1", c1)

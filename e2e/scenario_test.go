@@ -292,7 +292,9 @@ func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	device := b.Attach("db1", c1)
 	w := b.Write(c1, device, span, 200, 1)
 	w.AwaitProgress(50, time.Minute)
-	b.Cluster.Network().Cut(c1, b.Manager)
+	for _, m := range b.Managers {
+		b.Cluster.Network().Cut(c1, m)
+	}
 	w.AwaitProgress(100, time.Minute)
 
 	b.Weft("detach", "db1", "--force")
@@ -313,7 +315,9 @@ func TestScenarioPartitionedClientIsFenced(t *testing.T) {
 	}
 	w2.Stop()
 	b.Verify(c2, device, span, acks.Add(w2))
-	b.Cluster.Network().Heal(c1, b.Manager)
+	for _, m := range b.Managers {
+		b.Cluster.Network().Heal(c1, m)
+	}
 	b.Eventually(time.Minute, "c1 has released the volume", func(ctx context.Context) error {
 		out, err := c1.Shell(ctx, "ls /sys/class/nvme")
 		if err == nil && strings.TrimSpace(out) != "" {
@@ -630,7 +634,7 @@ func garbageInTheStateFile(t *testing.T, b *testbed.Bed, client *vm.Machine) {
 // volmgr's store is lost and rebuilt from the labels on the drives. A stale leg is still
 // known to be stale.
 func TestScenarioStoreRebuiltFromDrives(t *testing.T) {
-	b := testbed.Start(t, testbed.Options{})
+	b := testbed.Start(t, testbed.Options{Managers: 1})
 	c1 := b.Clients[0]
 	b.Create("db1", "256MiB", 1, 2)
 	b.Create("idle", "256MiB", 2, 1)

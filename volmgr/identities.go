@@ -444,11 +444,12 @@ func (m *Manager) noteRevoked(records []cluster.Record) error {
 		if err != nil {
 			return err
 		}
-		if h.Bound.IsZero() {
+		until := h.RefusedUntil()
+		if until.IsZero() {
 			continue
 		}
 		who := identities{m: m}.identity(h.Subject)
-		revoked = append(revoked, access.Revoked{Kind: who.Kind, Name: who.Name, Role: who.Role, Until: h.Bound})
+		revoked = append(revoked, access.Revoked{Kind: who.Kind, Name: who.Name, Role: who.Role, Until: until})
 	}
 	m.revoked.Set(revoked)
 	return nil

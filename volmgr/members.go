@@ -324,17 +324,34 @@ func (m *Manager) AddManager(ctx context.Context, r *pb.AddManagerRequest) (*pb.
 			}
 			if name != "" && one.Name == name {
 				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("manager %v is %s already: a certificate is for one manager", one.ID, name),
-					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
+					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again with a new token", one.ID)}
 			}
 			if one.Address == r.GetAddress() {
 				return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("address %s: manager %v is there already", one.Address, one.ID),
-					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again", one.ID)}
+					Hint: fmt.Sprintf("if its disk was lost: `weft volmgr remove %v`, and then join again with a new token", one.ID)}
 			}
+		}
+		if err := m.letIn(ctx, name); err != nil {
+			return err
 		}
 		added = cluster.ManagersChange{ID: id.String(), Address: r.GetAddress()}
 		return m.quorum.AddLearner(ctx, quorum.Member{ID: id, Address: r.GetAddress(), Name: name})
 	})
 	return &pb.AddManagerResponse{}, m.toldOf(ctx, added, err)
+}
+
+// letIn returns an error if a manager that adds itself was not let in by a token. name is empty if
+// somebody else adds it.
+func (m *Manager) letIn(ctx context.Context, name string) error {
+	if name == "" {
+		return nil
+	}
+	state, err := m.snapshot(ctx)
+	if err != nil || state.LetIn(name) {
+		return err
+	}
+	return &cluster.Error{Kind: cluster.FailedPrecondition, Text: fmt.Sprintf("manager %s: no token has let it in since it was removed, if it ever was one", name),
+		Hint: fmt.Sprintf("an admin makes one: `weft token create --node %s --role manager`; to use it, remove the old credential", name)}
 }
 
 // toldOf records a change of the managers that was carried out, with who asked for it. change is nil
@@ -387,7 +404,7 @@ func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest)
 			return err
 		}
 		removed.Removed = m.quorum.describe(now, one, progress[one.ID])
-		gone = cluster.ManagersChange{ID: one.ID.String(), Address: one.Address, Removed: true}
+		gone = cluster.ManagersChange{ID: one.ID.String(), Address: one.Address, Name: one.Name, Removed: true}
 		return m.quorum.Remove(ctx, one.ID)
 	})
 	return removed, m.toldOf(ctx, gone, err)
@@ -437,7 +454,7 @@ func (m *Manager) ReplaceManager(ctx context.Context, r *pb.ReplaceManagerReques
 			return quorum.ErrBusy // the next one that leads does the rest
 		}
 		answer.Removed = m.quorum.describe(now, old, progress[old.ID])
-		gone = cluster.ManagersChange{ID: old.ID.String(), Address: old.Address, Removed: true}
+		gone = cluster.ManagersChange{ID: old.ID.String(), Address: old.Address, Name: old.Name, Removed: true}
 		return m.quorum.Remove(ctx, old.ID)
 	})
 	return answer, m.toldOf(ctx, gone, err)

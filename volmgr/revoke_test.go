@@ -219,6 +219,63 @@ func TestARemovedNodesCertificateIsRefusedByAFollower(t *testing.T) {
 	}
 }
 
+// A manager that was removed is shut out by every manager, also with a certificate that it has signed
+// for itself since: it has the authority's key. It adds itself neither in its own name nor in one that
+// it has made up. A new token lets it in again.
+func TestARemovedManagerIsShutOut(t *testing.T) {
+	_, all := three(t)
+	leader := leads(t, all...)
+	do := func(in cluster.Input) {
+		t.Helper()
+		if _, err := leader.step(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(cluster.AddAuthority{Hash: "0123456789abcdef", First: true})
+	subject := trust.Subject{Name: "m4", Role: trust.ManagerRole}
+	join := func(token string) {
+		t.Helper()
+		do(cluster.CreateToken{ID: token, Hash: "hash", Subject: subject})
+		do(cluster.UseToken{ID: token, Hash: "hash", Key: "key"})
+	}
+	m4 := identities{m: leader.Manager}.identity(subject)
+	add := func(who access.Identity, id string) error {
+		_, err := leader.AddManager(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: access.AuthInfo{Identity: who, Issued: time.Now()}}),
+			&pb.AddManagerRequest{Id: id, Address: "127.0.0.1:" + id[12:]})
+		return err
+	}
+	if err := add(m4, "0000000000000004"); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a manager that no token has let in is added: %v", err)
+	}
+	join("1")
+	if err := add(m4, "0000000000000004"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if err := p.asks(m4, time.Now()); err != nil {
+			t.Errorf("before it is removed: %v", err)
+		}
+	}
+	if _, err := leader.RemoveManager(t.Context(), &pb.RemoveManagerRequest{Manager: "0000000000000004"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, issued := range []time.Time{time.Now().Add(-time.Hour), time.Now().Add(240 * time.Hour)} {
+		for _, p := range all {
+			eventually(t, "a manager refuses the removed one", func() bool { return refusedAsRevoked(p.asks(m4, issued)) })
+		}
+	}
+	if err := add(m4, "0000000000000005"); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a manager that was removed adds itself again: %v", err)
+	}
+	join("2")
+	for _, p := range all {
+		eventually(t, "it is let in again", func() bool { return p.asks(m4, time.Now()) == nil })
+	}
+	if err := add(m4, "0000000000000005"); err != nil {
+		t.Errorf("with a new token: %v", err)
+	}
+}
+
 // An agent whose certificate is revoked sends no more figures either, on the stream that it has.
 func TestARevokedAgentSendsNoMoreFigures(t *testing.T) {
 	s := newSecured(t)

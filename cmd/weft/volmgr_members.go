@@ -43,7 +43,7 @@ Managers agree by majority, so three survive the loss of one, and five of two. A
 manager that would make the number of voters even waits for a second one.
 
 A manager whose disk was lost cannot come back as the same one: remove it with
-"weft volmgr remove", and join with an empty directory.
+"weft volmgr remove", and join with an empty directory and a new token.
 
 The command may be repeated with the same directory, also while its manager runs.`,
 		Example: "  weft volmgr join --manager m1:4480 --join m2.token --listen m2:4480 --data-dir /var/lib/weft/volmgr",
@@ -192,8 +192,8 @@ func newVolmgrRemove(g *cli.Globals) *cobra.Command {
 		Use:   "remove MANAGER",
 		Short: "Remove a volume manager from the cluster for good",
 		Long: `Remove a volume manager, named by its id, the beginning of its id, or its
-address. Its process ends. It can join again with an empty directory. The command
-may be repeated.
+address. Its process ends, and its certificates and tokens are worthless. It can
+join again with an empty directory and a new token. The command may be repeated.
 
 This is refused if the managers that are left and follow would be no majority. If
 the majority is lost, see "weft volmgr recover".`,

@@ -5,7 +5,9 @@ package testbed
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +16,19 @@ import (
 )
 
 // This file makes managers, and finds the one that leads.
+
+// managersByDefault is how many managers clusters have that do not say so.
+func managersByDefault(t vm.TB) int {
+	text := os.Getenv("WEFT_MANAGERS")
+	if text == "" {
+		return 1
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("WEFT_MANAGERS is %q: want a number", text)
+	}
+	return n
+}
 
 // managerAddr is the address of a manager in the machines' network.
 func managerAddr(m *vm.Machine) string { return fmt.Sprintf("%s:%d", m.Addr(), managerPort) }

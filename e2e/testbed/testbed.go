@@ -40,7 +40,7 @@ const managerStore = "/var/lib/weft/volmgr"
 // Options describe a cluster. The zero value is three targets with one drive of 2 GiB each,
 // and one client.
 type Options struct {
-	Managers  int // one by default
+	Managers  int // by default as many as WEFT_MANAGERS says, or one
 	Targets   int
 	Clients   int
 	DriveSize string
@@ -89,7 +89,7 @@ type Bed struct {
 // Draw defines the machines of a cluster without booting them.
 func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Managers == 0 {
-		o.Managers = 1
+		o.Managers = managersByDefault(t)
 	}
 	if o.Targets == 0 {
 		o.Targets = 3

@@ -306,7 +306,7 @@ const maxWrong = 40
 // they lead to: nodes, drives, volumes that lack a copy.
 func (s *State) Status() Status {
 	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len()}
-	var drives, nodes, degraded []string
+	var drives, nodes, degraded, awaited []string
 	for _, d := range s.Drives("") {
 		st.Capacity += d.Capacity
 		st.Allocated += d.Allocated
@@ -318,8 +318,10 @@ func (s *State) Status() Status {
 		}
 	}
 	for _, n := range s.Nodes() {
-		down := s.silent(n)
-		if len(down) > 0 {
+		switch down := s.silent(n); {
+		case len(down) > 0 && s.awaits(n):
+			awaited = append(awaited, string(n.Name))
+		case len(down) > 0:
 			st.NodesOffline++
 			nodes = append(nodes, fmt.Sprintf("node %s: %s offline%s", n.Name, strings.Join(down, " and "), s.sinceSeen(n)))
 		}
@@ -339,6 +341,10 @@ func (s *State) Status() Status {
 				degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, a.WaitingFor))
 			}
 		}
+	}
+	if len(awaited) > 0 {
+		st.Wrong = slices.Insert(st.Wrong, 0, fmt.Sprintf("this manager began to lead %v ago, and %s not reported to it yet: until then it shows their drives and volumes as if they were lost",
+			s.now.Sub(s.began).Round(time.Second), haveOf(awaited)))
 	}
 	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, drives, s.wrongCopies(), degraded, s.unknown())...)
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
@@ -377,6 +383,25 @@ func (s *State) silent(n Node) (agents []string) {
 		agents = append(agents, "initiator")
 	}
 	return agents
+}
+
+// reportsWithin is how long agents have to find a manager that begins to lead. They do so in about a
+// second; those that come later are offline.
+const reportsWithin = 10 * time.Second
+
+// awaits reports whether the agents of a node that are silent may just not have found this manager
+// yet.
+func (s *State) awaits(n Node) bool {
+	late := func(a AgentStatus) bool { return !a.Online && !a.Seen.IsZero() }
+	return s.now.Sub(s.began) < reportsWithin && !late(n.Target) && !late(n.Initiator)
+}
+
+// haveOf says that nodes have done something.
+func haveOf(nodes []string) string {
+	if len(nodes) == 1 {
+		return "node " + nodes[0] + " has"
+	}
+	return fmt.Sprintf("nodes %s have", some(nodes, 8))
 }
 
 func (s *State) sinceSeen(n Node) string {

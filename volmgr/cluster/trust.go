@@ -76,12 +76,15 @@ func (in UseToken) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, &Error{Kind: FailedPrecondition, Reason: ReasonToken, Text: err.Error(), Hint: "an admin makes another one with `weft token create`"}
 	}
+	if was.Key == "" {
+		let := t.holder(used.Subject).LetIn(t.now)
+		t.holders.set(used.Subject, &let)
+	}
 	grant, err := t.signed(used.Subject)
 	if err != nil {
 		return nil, err
 	}
 	if was.Key == "" {
-		t.holders.edit(used.Subject).Joined = t.now.UTC()
 		t.tokens.set(used.ID, &used)
 		t.event(event.Info, event.TokenUsed, "token "+used.ID, fmt.Sprintf("%v has joined", used.Subject))
 	}
@@ -183,13 +186,11 @@ func (t *tx) holder(of trust.Subject) trust.Holder {
 // authority rotated. Result: []trust.Holder.
 type RevokeAccess struct{ Subject trust.Subject }
 
-const managerRole = "manager"
-
 func (in RevokeAccess) apply(t *tx) (view, error) {
 	if trust.Signer(t.s.Authorities()) == nil {
 		return nil, errNoAuthority
 	}
-	if !in.Subject.Person && in.Subject.Role == managerRole {
+	if !in.Subject.Person && in.Subject.Role == trust.ManagerRole {
 		return nil, &Error{Kind: FailedPrecondition, Text: fmt.Sprintf("%v: a manager has the authority's key, so its certificates cannot be revoked", in.Subject),
 			Hint: "remove it with `weft volmgr remove`, and rotate the authority with `weft ca rotate`"}
 	}
@@ -228,7 +229,7 @@ func meant(of, subject trust.Subject) bool {
 	if of.Role == "" {
 		of.Role = subject.Role
 	}
-	return of == subject && (subject.Person || subject.Role != managerRole)
+	return of == subject && (subject.Person || subject.Role != trust.ManagerRole)
 }
 
 func (t *tx) revokeOne(of trust.Subject) trust.Holder {
@@ -424,9 +425,11 @@ func (in Refused) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// ManagersChange tells that a manager was added or removed, which the quorum has recorded. Result: nil.
+// ManagersChange tells that a manager was added or removed, which the quorum has recorded. The
+// certificates and tokens of one that was removed are worthless. Result: nil.
 type ManagersChange struct {
 	ID, Address string
+	Name        string // that it has proven; empty: none
 	Removed     bool
 }
 
@@ -436,7 +439,30 @@ func (in ManagersChange) apply(t *tx) (view, error) {
 		kind, text = event.ManagerRemoved, "it is a member of the quorum no more"
 	}
 	t.event(event.Info, kind, "manager "+in.ID, text, "address", in.Address)
+	if in.Removed && in.Name != "" && trust.Signer(t.s.Authorities()) != nil {
+		t.shutOutManager(trust.Subject{Name: in.Name, Role: trust.ManagerRole})
+	}
 	return nil, nil
+}
+
+// shutOutManager revokes the certificates of a manager, and drops its tokens.
+func (t *tx) shutOutManager(of trust.Subject) {
+	for _, id := range slices.Sorted(maps.Keys(t.s.tokens)) {
+		if t.s.tokens[id].Subject == of {
+			t.tokens.drop(id)
+		}
+	}
+	t.revokeOne(of)
+}
+
+// LetIn reports whether a node may become a manager: whoever has the authority's key can sign a
+// certificate for one, so a token must have let it in. ok is true if there is no such authority.
+func (s *State) LetIn(name string) (ok bool) {
+	if trust.Signer(s.Authorities()) == nil {
+		return true
+	}
+	h := s.holders[trust.Subject{Name: name, Role: trust.ManagerRole}]
+	return h != nil && !h.Joined.IsZero() && !h.Out()
 }
 
 // Audit returns at most limit entries after a number, oldest first, and the end of the chain; or

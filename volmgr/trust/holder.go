@@ -52,6 +52,32 @@ func Refuses(bound, issued time.Time) bool {
 // Out reports whether every certificate of the holder is revoked.
 func (h Holder) Out() bool { return h.refuses(h.Issued) }
 
+// ManagerRole is the role of managers, which sign certificates for themselves: a bound in time does
+// not shut one out. All of its certificates are refused until a token lets it in again.
+const ManagerRole = "manager"
+
+func (h Holder) shutOut() bool { return h.Subject.Role == ManagerRole && !h.Subject.Person && h.Out() }
+
+// always is later than all times of certificates.
+var always = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// RefusedUntil is the time of issue until which the holder's certificates are refused; zero: none is.
+func (h Holder) RefusedUntil() time.Time {
+	if h.shutOut() {
+		return always
+	}
+	return h.Bound
+}
+
+// LetIn returns the holder when a token has let it in.
+func (h Holder) LetIn(now time.Time) Holder {
+	if h.shutOut() {
+		h = Holder{Subject: h.Subject}
+	}
+	h.Joined = now.UTC()
+	return h
+}
+
 // Revoke returns the holder after all its certificates were revoked.
 func (h Holder) Revoke(now time.Time) Holder {
 	bound := now.UTC().Add(ClockMargin)
@@ -71,8 +97,11 @@ func (h Holder) Ends() time.Time {
 }
 
 // Over reports whether the holder can be forgotten: each of its certificates has ended, and so has
-// each that was revoked, at every clock.
+// each that was revoked, at every clock. A manager that was removed is remembered.
 func (h Holder) Over(now time.Time) bool {
+	if h.shutOut() {
+		return false
+	}
 	last := h.Issued
 	if h.Bound.After(last) {
 		last = h.Bound

@@ -81,7 +81,7 @@ func (d *Door) Handler() http.Handler {
 	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "This request comes from another site. Open the console itself.", http.StatusForbidden)
 	}))
-	return secured(cross.Handler(mux))
+	return secured(cross.Handler(mux), bodyWithin)
 }
 
 // member serves only browsers that have logged in, as their persons.
@@ -176,7 +176,7 @@ const policy = "default-src 'self'; object-src 'none'; base-uri 'none'; form-act
 // secured sets the headers of every answer. Without TLS it answers only requests for a name of this
 // machine: another site's name that was made to lead here is refused. With TLS the browser has checked
 // the name.
-func secured(next http.Handler) http.Handler {
+func secured(next http.Handler, within time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
@@ -190,12 +190,18 @@ func secured(next http.Handler) http.Handler {
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, bodyMost)
+		if r.Body != http.NoBody && r.ContentLength != 0 { // a page that waits for news has none
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // not of a test's recorder
+		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// bodyMost is more than any form has.
-const bodyMost = 64 << 10
+// bodyMost is more than any form has, and bodyWithin how long one may take to arrive.
+const (
+	bodyMost   = 64 << 10
+	bodyWithin = 10 * time.Second
+)
 
 // loopback reports whether a Host header names this machine.
 func loopback(host string) bool {

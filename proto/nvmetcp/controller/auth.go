@@ -92,7 +92,9 @@ func (r *request) authSend() {
 		}
 	}
 	if done {
-		r.c.introduced()
+		if !q.proven {
+			r.c.introduced()
+		}
 		q.proven = true
 		r.c.log.Debug("host authenticated", "subsystem", q.ctrl.sub.cfg.NQN, "cntlid", q.ctrl.id, "queue", q.id)
 	}

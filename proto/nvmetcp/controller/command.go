@@ -61,10 +61,14 @@ func (c *conn) fetch(r *request, p *nvmetcp.PDU, n, size int, then func(*request
 }
 
 // fromCapsule takes n of the capsule's total bytes of data. This memory does not count
-// towards the connection's limit: it cannot exceed the queue's entries times the capsule's
-// size, and waiting for it would block the data of other commands behind it.
+// towards the connection's limit, since it cannot exceed the queue's entries times the capsule's
+// size. It has a budget of its own, since waiting for it blocks the data of other commands behind it.
 func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*request)) error {
-	r.buf = c.t.buffers.get(max(total, offset+size))
+	most := max(total, offset+size)
+	if err := c.holdCapsule(r, bufferSize(most)); err != nil {
+		return err
+	}
+	r.buf = c.t.buffers.get(most)
 	err := c.r.ReadData(r.buf.b[:total])
 	if errors.Is(err, nvmetcp.ErrDataDigest) {
 		r.finish(nvmetcp.TransientTransportError)
@@ -83,7 +87,9 @@ func (c *conn) fromCapsule(r *request, total, offset, n, size int, then func(*re
 func (r *request) askForData() {
 	r.c.mu.Lock()
 	r.taking = true
-	r.c.taking++
+	if r.c.taking++; r.c.taking == 1 {
+		r.c.owes.Store(r.c.now())
+	}
 	r.c.mu.Unlock()
 	r.c.deliver(outgoing{r: r, kind: sendR2T})
 }
@@ -110,11 +116,16 @@ func (c *conn) data(p *nvmetcp.PDU) error {
 		return err
 	}
 	if r.received += p.DataLen; int(r.received) < r.want {
+		c.owes.Store(c.now())
 		return nil
 	}
 	c.mu.Lock()
 	r.taking = false
-	c.taking--
+	if c.taking--; c.taking > 0 {
+		c.owes.Store(c.now())
+	} else {
+		c.owes.Store(0)
+	}
 	c.mu.Unlock()
 	if r.status != nvmetcp.Success {
 		r.finish(r.status)

@@ -55,20 +55,27 @@ type conn struct {
 	reading  bool // the reader is busy, and will send afterwards
 	requests []*request
 	free     []*request
-	taking   int // requests that wait for H2CData
-	limit    int // of len(requests)
-	held     int // bytes of requests' memory, without data from capsules
+	taking   int     // requests that wait for H2CData
+	limit    int     // of len(requests)
+	asked    holding // requests' memory, without data from capsules
+	capsules holding // data from capsules
 	waiting  []*request
-	// memoryLimit is the limit of held.
+	asking   bool // asks waits for the account of asked
+	asks     *waiter
+	// memoryLimit is the limit of asked.
 	memoryLimit int
 	closing     bool
 	quiet       sync.Cond // signaled when the token is free
 
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
-	dead    atomic.Bool  // closed: no more commands go to a Device
-	partial atomic.Int64 // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
-	stuck   atomic.Int64 // when the peer last accepted some of the waiting data; 0: nothing waits
+	dead    atomic.Bool   // closed: no more commands go to a Device
+	partial atomic.Int64  // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
+	stuck   atomic.Int64  // when the peer last accepted some of the waiting data; 0: nothing waits
+	owes    atomic.Int64  // when the peer was asked for data, or last sent some of that; 0: it owes none
+	inside  atomic.Int64  // commands in a Device
+	over    atomic.Bool   // the reader has ended
+	shut    chan struct{} // closed with the socket
 	done    chan struct{}
 }
 
@@ -109,10 +116,10 @@ const (
 )
 
 func newConn(t *Target, p *Port, c net.Conn) *conn {
-	n := &conn{t: t, port: p, sock: socket.New(c), address: remoteHost(c), limit: handshakeSlots, memoryLimit: t.adminMemory(), done: make(chan struct{})}
+	n := &conn{t: t, port: p, sock: socket.New(c), address: remoteHost(c), limit: handshakeSlots, memoryLimit: handshakeSlots * maxAuthMessage, shut: make(chan struct{}), done: make(chan struct{})}
 	n.log = t.log.With("host_address", c.RemoteAddr().String())
 	n.sock.Expecting = n.expecting
-	n.sock.Advanced = func() { n.stuck.Store(time.Now().UnixNano()) }
+	n.sock.Advanced = func() { n.stuck.Store(n.now()) }
 	n.r = nvmetcp.NewReader(n, nvmetcp.ReaderConfig{Role: nvmetcp.RoleController, MaxCapsuleData: adminCapsule, BufferSize: handshakeBuffer})
 	n.w = nvmetcp.NewWriter(nil, nvmetcp.WriterConfig{})
 	n.quiet.L = &n.mu
@@ -123,6 +130,7 @@ func newConn(t *Target, p *Port, c net.Conn) *conn {
 // serve reads until the connection ends, and then cleans up.
 func (c *conn) serve() {
 	defer close(c.done)
+	defer c.release()
 	defer c.awaitSender()
 	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
 	err := c.loop()
@@ -165,7 +173,7 @@ func (c *conn) Read(p []byte) (int, error) { return c.ReadBoth(p, nil) }
 // ReadBoth reads for the Reader. Before it waits, it sends all answers.
 func (c *conn) ReadBoth(p, q []byte) (int, error) {
 	if c.partial.Load() == 0 && c.r.Partial() {
-		c.partial.Store(time.Now().UnixNano())
+		c.partial.Store(c.now())
 	}
 	c.rest()
 	n, err := c.sock.ReadBoth(p, q)
@@ -173,11 +181,14 @@ func (c *conn) ReadBoth(p, q []byte) (int, error) {
 	c.mu.Lock()
 	c.reading = true
 	c.mu.Unlock()
-	if q := c.bound.Load(); q != nil {
+	if q := c.bound.Load(); q != nil && (q.proven || q.id == 0) { // else it may be a stranger's, at another's controller
 		q.ctrl.alive.Store(true)
 	}
 	return n, err
 }
+
+// now is the time that stalls are measured with, Unix ns.
+func (c *conn) now() int64 { return time.Now().UnixNano() }
 
 // expecting reports whether only the host can bring more work: no command is in a Device,
 // whose completion would have to find a processor.
@@ -225,7 +236,10 @@ func (c *conn) close() {
 	c.dead.Store(true)
 	c.sock.Close()
 	c.mu.Lock()
-	c.closing = true
+	if !c.closing {
+		c.closing = true
+		close(c.shut)
+	}
 	for i := range c.out {
 		c.out[i] = outgoing{}
 	}

@@ -4,6 +4,7 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -63,9 +64,7 @@ func invalid(offset uint16, inData bool, why string) *connectError {
 	return &connectError{nvmetcp.ConnectInvalidParameters | dnr, nvmetcp.ConnectInvalid(offset, inData), why}
 }
 
-// maxAdminQueue is four times what Linux asks for. Data in capsules is not counted towards
-// memory, so the queue's size limits it. That matters because anybody may have an admin
-// queue for discovery.
+// maxAdminQueue is four times what Linux asks for.
 const maxAdminQueue = 128
 
 // connect executes a Connect whose data has arrived (Base, 6.3).
@@ -94,6 +93,9 @@ func (c *conn) join(r *request, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *
 		return invalid(nvmetcp.ConnectFieldQueueSize, false, "the queue size is not supported")
 	case int(cmd.QueueID) > c.t.cfg.MaxIOQueues:
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "there is no such queue")
+	}
+	if n := c.t.data.conns(data.Host); n >= c.t.cfg.MaxConnectionsPerHost {
+		return &connectError{nvmetcp.ConnectControllerBusy, 0, fmt.Sprintf("the host has %d connections", n)}
 	}
 	if _, err := block.ParseNQN(string(data.Host)); err != nil {
 		return invalid(nvmetcp.ConnectFieldHost, true, err.Error())
@@ -188,16 +190,6 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	q := &queue{ctrl: a, id: cmd.QueueID, size: cmd.QueueSize, noFlow: cmd.Attributes&nvmetcp.ConnectNoFlowControl != 0}
 	q.proof.keys = keys
 	q.proven = q.proof.keys.HostKey.IsZero()
-	buffer, most := adminBuffer, c.t.adminMemory()
-	if q.id != 0 {
-		buffer, most = ioBuffer, c.t.memoryLimit
-		c.r.Configure(c.readerConfig(uint32(c.t.cfg.InCapsule)))
-	}
-	c.r.Grow(buffer)
-	c.mu.Lock()
-	c.memoryLimit = most
-	c.limit = 2*int(cmd.QueueSize) + 1 // an answered request counts until its answer is known to be sent
-	c.mu.Unlock()
 	c.bound.Store(q)
 	if q.proven {
 		c.introduced()
@@ -206,12 +198,25 @@ func (c *conn) bind(r *request, a *association, cmd nvmetcp.Connect, keys Host) 
 	r.finish(nvmetcp.Success)
 }
 
-// introduced ends the handshake: its timeout gives way to keep alive and the stall timeout.
-// The limiter still counts a connection for discovery as handshaking, since anybody may have
-// one.
+// introduced ends the handshake: its timeout gives way to keep alive and the stall timeout, and the
+// queue gets its memory. The limiter still counts a connection for discovery as handshaking, since
+// anybody may have one.
 func (c *conn) introduced() {
 	c.sock.SetReadDeadline(time.Time{})
-	if !c.bound.Load().ctrl.sub.discovery {
+	q, host := c.bound.Load(), strangers
+	if !q.ctrl.sub.discovery {
+		host = q.ctrl.host.NQN
 		c.t.limiter.connected(c)
 	}
+	c.enroll(host)
+	buffer, most := adminBuffer, c.t.adminMemory()
+	if q.id != 0 {
+		buffer, most = ioBuffer, c.t.memoryLimit
+		c.r.Configure(c.readerConfig(uint32(c.t.cfg.InCapsule)))
+	}
+	c.r.Grow(buffer)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.memoryLimit = most
+	c.limit = 2*int(q.size) + 1 // an answered request counts until its answer is known to be sent
 }

@@ -251,8 +251,8 @@ func checkMemory(t *testing.T, target *Target) {
 	defer target.limiter.mu.Unlock()
 	for c := range target.limiter.open {
 		c.mu.Lock()
-		if c.held < 0 || c.held > target.memoryLimit || len(c.requests) > c.limit {
-			t.Errorf("a connection holds %d bytes and %d requests", c.held, len(c.requests))
+		if c.asked.held < 0 || c.asked.held > target.memoryLimit || len(c.requests) > c.limit {
+			t.Errorf("a connection holds %d bytes and %d requests", c.asked.held, len(c.requests))
 		}
 		c.mu.Unlock()
 	}

@@ -242,8 +242,8 @@ func TestMemoryIsBoundedAndNobodyWaitsForEver(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.mu.Lock()
-		if c.held > 2<<20 {
-			t.Errorf("the connection holds %d bytes, at most %d allowed", c.held, 2<<20)
+		if c.asked.held > 2<<20 {
+			t.Errorf("the connection holds %d bytes, at most %d allowed", c.asked.held, 2<<20)
 		}
 		c.mu.Unlock()
 	}

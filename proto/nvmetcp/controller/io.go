@@ -144,9 +144,12 @@ func (r *request) deallocate() {
 
 // submit gives r.io, or r.parts, to the Device.
 func (r *request) submit() {
+	c := r.c
+	c.inside.Add(1)
 	r.side = r.ns.inflight.enter()
 	if status := r.admit(); status != nvmetcp.Success {
 		r.ns.inflight.leave(r.side)
+		c.leave()
 		if status != abandoned {
 			r.finish(status)
 		}
@@ -227,6 +230,7 @@ func (r *request) submitParts() {
 // completed is called by the Device, from any goroutine.
 func completed(io *block.IO) {
 	r := io.Owner.(*request)
+	defer r.c.leave()
 	r.ns.inflight.leave(r.side)
 	status := statusOf(io)
 	r.count(status)

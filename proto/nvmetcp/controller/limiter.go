@@ -147,6 +147,9 @@ func (l *connLimiter) sweep(before int64) (empty bool) {
 		} else if since := c.stuck.Load(); since != 0 && since < before {
 			c.log.Warn("connection closed: the host stopped reading")
 			c.close()
+		} else if since := c.owes.Load(); since != 0 && since < before {
+			c.log.Warn("connection closed: the host does not send the data of its commands")
+			c.close()
 		}
 	}
 	if len(l.open) == 0 {

@@ -71,7 +71,7 @@ func (w *world) held() (sum int) {
 	defer w.target.limiter.mu.Unlock()
 	for c := range w.target.limiter.open {
 		c.mu.Lock()
-		sum += c.held
+		sum += c.asked.held + c.capsules.held
 		c.mu.Unlock()
 	}
 	return sum

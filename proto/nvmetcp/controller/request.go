@@ -20,7 +20,8 @@ type request struct {
 	parts []block.IO // the IOs in the Device if one is not enough
 
 	buf      *buffer
-	held     int            // buf's share of c.held
+	held     int            // buf's share of c.asked
+	capsule  int            // buf's share of c.capsules
 	data     []byte         // memory for the data from or to the host
 	size     int            // of data, while the request waits for memory
 	ready    func(*request) // called when there is memory
@@ -55,34 +56,53 @@ func (c *conn) take() *request {
 
 // freeLocked frees a request and its memory.
 func (c *conn) freeLocked(r *request) {
-	c.held -= r.held
+	c.asked.held -= r.held
+	c.capsules.held -= r.capsule
 	c.t.buffers.put(r.buf)
 	*r = request{c: c, tag: r.tag, io: block.IO{Owner: r, Done: completed}}
 	c.free = append(c.free, r)
 }
 
-// withMemory allocates n bytes for r and then calls ready. If the connection already holds
-// as much as it may, r first waits until others have been answered, in order of arrival.
+// withMemory allocates n bytes for r and then calls ready. If the connection, its host or the
+// target already holds as much as it may, r first waits until others have been answered; those of
+// a connection are continued in order of arrival.
 func (c *conn) withMemory(r *request, n int, ready func(*request)) {
 	r.ready, r.size, r.held = ready, n, bufferSize(n)
 	c.mu.Lock()
-	if len(c.waiting) > 0 || c.held+r.held > c.memoryLimit {
-		c.waiting = append(c.waiting, r)
+	if len(c.waiting) > 0 || !c.holdLocked(r.held) {
+		if !c.closing {
+			c.waiting = append(c.waiting, r)
+		}
 		c.mu.Unlock()
 		return
 	}
-	c.held += r.held
 	c.mu.Unlock()
 	r.proceed()
 }
 
+// holdLocked reports whether there is memory for n bytes, and then holds them. If only the host or
+// the target lacks it, the connection gets its turn when there is some.
+func (c *conn) holdLocked(n int) bool {
+	switch {
+	case c.asked.held+n > c.memoryLimit:
+		return false
+	case c.asked.take(n):
+		return true
+	case !c.asking && !c.closing:
+		lacks := c.asked.lacks(n)
+		c.asking = true
+		c.asks = c.asked.account.await(lacks, func() { c.given(lacks) })
+	}
+	return false
+}
+
 // admitLocked takes off the queue the requests for which there is now memory.
 func (c *conn) admitLocked() (ready []*request) {
-	for len(c.waiting) > 0 && c.held+c.waiting[0].held <= c.memoryLimit {
+	for len(c.waiting) > 0 && c.holdLocked(c.waiting[0].held) {
 		ready = append(ready, c.waiting[0])
-		c.held += c.waiting[0].held
 		c.waiting = c.waiting[1:]
 	}
+	c.asked.settle()
 	return ready
 }
 

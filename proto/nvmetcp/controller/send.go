@@ -3,8 +3,6 @@
 package controller
 
 import (
-	"time"
-
 	"weft.dev/weft/proto/nvmetcp"
 )
 
@@ -67,7 +65,7 @@ func (c *conn) send(block bool) {
 
 // hire starts the goroutine that continues when the socket is full.
 func (c *conn) hire() {
-	c.stuck.Store(time.Now().UnixNano())
+	c.stuck.Store(c.now())
 	go c.send(true)
 }
 
@@ -159,6 +157,7 @@ func (c *conn) sent() {
 		}
 		c.batch[i] = outgoing{}
 	}
+	c.capsules.settle()
 	ready := c.admitLocked()
 	c.mu.Unlock()
 	for _, r := range ready {
@@ -174,7 +173,10 @@ func (c *conn) breakOff() {
 	c.w.Reset()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closing = true
+	if !c.closing {
+		c.closing = true
+		close(c.shut)
+	}
 	c.out, c.pieces = nil, nil
 	c.sending = false
 	c.quiet.Broadcast()

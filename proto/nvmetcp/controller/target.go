@@ -37,6 +37,13 @@ type Config struct {
 	MaxHandshakes            int // connections without a completed handshake, or for discovery; default 256
 	MaxControllersPerHost    int // over all subsystems; default 512
 
+	MaxConnectionsPerHost int // over all subsystems and addresses; default half of MaxConnections
+
+	// Memory limits the data of the commands in flight of all connections together; further
+	// commands wait. A quarter of it is for data in capsules. Each host may hold half, and whatever
+	// the others hold, it has MemoryPerConnection. Default 1 GiB, and at least four times
+	// MemoryPerConnection. A connection's first 128 KiB, and its buffer of 256 KiB, are not counted.
+	Memory block.Size
 	// MemoryPerConnection limits the data of a connection's commands in flight; further
 	// commands wait. Default 16 MiB, and at least twice MDTS. Admin queues have MDTS.
 	MemoryPerConnection block.Size
@@ -59,6 +66,7 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxConnectionsPerAddress, 1024)
 	def(&c.MaxHandshakes, 256)
 	def(&c.MaxControllersPerHost, 512)
+	def(&c.MaxConnectionsPerHost, max(1, c.MaxConnections/2))
 	def(&c.MaxIOQueues, 64)
 	def(&c.QueueDepth, 1024)
 	if c.HandshakeTimeout == 0 {
@@ -77,6 +85,10 @@ func (c Config) withDefaults() (Config, error) {
 		c.MemoryPerConnection = 16 * block.MiB
 	}
 	c.MemoryPerConnection = max(c.MemoryPerConnection, 2*c.MDTS)
+	if c.Memory == 0 {
+		c.Memory = block.GiB
+	}
+	c.Memory = max(c.Memory, 4*c.MemoryPerConnection)
 	return c, c.check()
 }
 
@@ -94,8 +106,7 @@ func (c Config) check() error {
 	return nil
 }
 
-// adminMemory limits the data in flight on an admin queue and on a connection before
-// Connect. It is enough for any of their commands.
+// adminMemory limits the data in flight on an admin queue. It is enough for any of its commands.
 func (t *Target) adminMemory() int { return max(int(t.cfg.MDTS), maxAuthMessage) }
 
 // ErrClosed is the error of calls on a closed Target, Subsystem or Port.
@@ -108,6 +119,8 @@ type Target struct {
 	log         *slog.Logger
 	buffers     bufferPool
 	memoryLimit int
+	data        *budget // of what commands have asked for
+	capsules    *budget // of data in capsules
 	limiter     *connLimiter
 	anaChanges  atomic.Uint64 // CHGCNT of the ANA log
 
@@ -134,6 +147,8 @@ func New(c Config) (*Target, error) {
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
 	}
 	t.limiter = newConnLimiter(&t.cfg)
+	inCapsules := int(c.Memory / 4)
+	t.data, t.capsules = newBudget(int(c.Memory)-inCapsules, t.memoryLimit), newBudget(inCapsules, int(max(c.MDTS, 4*c.InCapsule)))
 	t.discovery, err = newSubsystem(t, SubsystemConfig{NQN: nvmetcp.DiscoveryNQN, Serial: "discovery"})
 	if err != nil {
 		return nil, err
