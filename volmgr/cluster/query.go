@@ -306,7 +306,7 @@ const maxWrong = 40
 // they lead to: nodes, drives, volumes that lack a copy.
 func (s *State) Status() Status {
 	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len()}
-	var drives, nodes, degraded, awaited []string
+	var drives, degraded []string
 	for _, d := range s.Drives("") {
 		st.Capacity += d.Capacity
 		st.Allocated += d.Allocated
@@ -317,15 +317,8 @@ func (s *State) Status() Status {
 			drives = append(drives, fmt.Sprintf("drive %s (%s on %s) is %s%s", d.ID, d.Device, d.Node, strings.ToLower(string(d.State)), because(d.Reason)))
 		}
 	}
-	for _, n := range s.Nodes() {
-		switch down := s.silent(n); {
-		case len(down) > 0 && s.awaits(n):
-			awaited = append(awaited, string(n.Name))
-		case len(down) > 0:
-			st.NodesOffline++
-			nodes = append(nodes, fmt.Sprintf("node %s: %s offline%s", n.Name, strings.Join(down, " and "), s.sinceSeen(n)))
-		}
-	}
+	nodes, awaited := s.wrongNodes()
+	st.NodesOffline = len(nodes)
 	for _, v := range s.Volumes() {
 		st.Attachments += len(v.attachments())
 		switch v.Health {
@@ -342,11 +335,7 @@ func (s *State) Status() Status {
 			}
 		}
 	}
-	if len(awaited) > 0 {
-		st.Wrong = slices.Insert(st.Wrong, 0, fmt.Sprintf("this manager began to lead %v ago, and %s not reported to it yet: until then it shows their drives and volumes as if they were lost",
-			s.now.Sub(s.began).Round(time.Second), haveOf(awaited)))
-	}
-	st.Wrong = append(st.Wrong, slices.Concat(s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, drives, s.wrongCopies(), degraded, s.unknown())...)
+	st.Wrong = slices.Concat(awaited, st.Wrong, s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, drives, s.wrongCopies(), degraded, s.unknown())
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}
@@ -394,6 +383,25 @@ const reportsWithin = 10 * time.Second
 func (s *State) awaits(n Node) bool {
 	late := func(a AgentStatus) bool { return !a.Online && !a.Seen.IsZero() }
 	return s.now.Sub(s.began) < reportsWithin && !late(n.Target) && !late(n.Initiator)
+}
+
+// wrongNodes are the nodes with an agent that is offline, one sentence each, and a sentence about those
+// that may just not have found this manager yet, if there are any.
+func (s *State) wrongNodes() (offline, awaited []string) {
+	var late []string
+	for _, n := range s.Nodes() {
+		switch down := s.silent(n); {
+		case len(down) > 0 && s.awaits(n):
+			late = append(late, string(n.Name))
+		case len(down) > 0:
+			offline = append(offline, fmt.Sprintf("node %s: %s offline%s", n.Name, strings.Join(down, " and "), s.sinceSeen(n)))
+		}
+	}
+	if len(late) == 0 {
+		return offline, nil
+	}
+	return offline, []string{fmt.Sprintf("this manager began to lead %v ago, and %s not reported to it yet: until then it shows their drives and volumes as if they were lost",
+		s.now.Sub(s.began).Round(time.Second), haveOf(late))}
 }
 
 // haveOf says that nodes have done something.
