@@ -32,6 +32,8 @@ const (
 
 	attrSize   = 144
 	infoSize   = 232
+	infoTook   = 192 // run_time_ns
+	infoRuns   = 200 // run_cnt
 	infoMisses = 208 // recursion_misses
 )
 
@@ -152,20 +154,27 @@ func attach(program int) (int, error) {
 	return fd, nil
 }
 
-// missesOf returns how often the kernel could not run a program, because it was running it already.
-func missesOf(program int) (uint64, error) {
+// info is what the kernel says of a program.
+type info struct {
+	misses uint64 // how often it could not run the program, because it was running it already
+	// How often it ran, and nanoseconds; 0 unless the sysctl kernel.bpf_stats_enabled is set.
+	runs, took uint64
+}
+
+func infoOf(program int) (info, error) {
 	var a attributes
-	info := make([]byte, infoSize)
+	b := make([]byte, infoSize)
 	var pin runtime.Pinner
 	defer pin.Unpin()
-	pin.Pin(&info[0])
+	pin.Pin(&b[0])
 	a.set32(0, uint32(program))
 	a.set32(4, infoSize)
-	a.point(8, unsafe.Pointer(&info[0]))
+	a.point(8, unsafe.Pointer(&b[0]))
 	if _, err := bpf(cmdInfo, &a); err != nil {
-		return 0, fmt.Errorf("read the state of a BPF program: %w", err)
+		return info{}, fmt.Errorf("read the state of a BPF program: %w", err)
 	}
-	return binary.NativeEndian.Uint64(info[infoMisses:]), nil
+	at := func(off int) uint64 { return binary.NativeEndian.Uint64(b[off:]) }
+	return info{at(infoMisses), at(infoRuns), at(infoTook)}, nil
 }
 
 // share maps the words of an array into this process.

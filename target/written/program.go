@@ -50,7 +50,6 @@ const (
 	opMap     = 0x18 // dst = map; takes two instructions
 	opCall    = 0x85
 	opExit    = 0x95
-	opJump    = 0x05
 	ofReg     = 0x08 // the operand is src, not imm
 	alu       = 0x07 // on 64 bits
 	jump      = 0x05

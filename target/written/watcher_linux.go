@@ -171,6 +171,6 @@ func (w *Watcher) Missed(n block.DeviceNumber) (uint64, error) {
 	if s == nil {
 		return 0, fmt.Errorf("list writes to device %v: it is not listed", n)
 	}
-	misses, err := missesOf(w.program)
-	return misses + s.words[wordTooLong].Load(), err
+	program, err := infoOf(w.program)
+	return program.misses + s.words[wordTooLong].Load(), err
 }
