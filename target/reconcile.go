@@ -162,6 +162,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	s.exports, s.busy, err = r.observeExports(ctx)
 	note("nvmet", err)
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
+	s.integrity = r.agent.kernel.integrity
 	if r.agent.kernel.refusals != nil {
 		s.refusals = r.agent.kernel.refusals()
 	}

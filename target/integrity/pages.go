@@ -169,7 +169,7 @@ func (l *Leg) writePage(p *page, c *content, durable bool) error {
 
 // waitForRoom counts one more page with a mark. If there are too many, marks are taken away first.
 func (l *Leg) waitForRoom() {
-	if l.full() {
+	if full, _ := l.full(); full {
 		l.takeMarks(true)
 	}
 	l.mu.Lock()
@@ -205,10 +205,10 @@ func (l *Leg) arm() {
 }
 
 // full reports whether marks are to be taken away at once.
-func (l *Leg) full() bool {
+func (l *Leg) full() (full, closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.closed || l.marked >= l.markedMost
+	return l.closed || l.marked >= l.markedMost, l.closed
 }
 
 // cleanAtOnce is how many pages are written at a time when marks are taken away.
@@ -219,8 +219,8 @@ const cleanAtOnce = 16
 func (l *Leg) takeMarks(all bool) {
 	l.cleaning.Lock()
 	defer l.cleaning.Unlock()
-	if all && !l.full() {
-		return // another call has made room
+	if full, closed := l.full(); all && !full || !all && closed {
+		return // another call has made room, or taken the last marks
 	}
 	batch := l.quietPages(all)
 	defer func() {

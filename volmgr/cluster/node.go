@@ -309,6 +309,9 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
+	if on.report == nil || on.report.Integrity != r.Integrity {
+		t.s.fields = nil
+	}
 	if !on.status.Online {
 		t.s.fields = nil
 		t.backFromMaintenance(r.Node, on)

@@ -636,6 +636,7 @@ func days(d time.Duration) string {
 // explainScrub says how far a scrub is, or what the last one found.
 func (s *State) explainScrub(e *Explanation, v *Volume) {
 	s.explainSchedule(e, v)
+	v.explainHeals(e)
 	switch r, ok := s.scrubReport(v); {
 	case v.Scrub == nil:
 		return
