@@ -29,11 +29,8 @@ func (p *planner) leg(w wantedLeg) {
 		p.removeLeg(w, have.label, cause)
 		return
 	}
-	if judged := w.GetIncarnation(); cause == "" && judged != "" && judged != have.identity() {
-		cause = "its drive may have lost writes since the manager judged what it holds"
-	}
-	if cause == "" && drive.ImageOf(w).Checked() && !p.seen.integrity {
-		cause = "its volume keeps checksums, which only the user-space data path of a target does"
+	if cause == "" {
+		cause = p.unservable(w, have)
 	}
 	report := &pb.LegReport{LegId: w.GetLegId(), Error: cause}
 	p.plan.legs = append(p.plan.legs, report)
@@ -67,6 +64,18 @@ func (p *planner) leg(w wantedLeg) {
 	report.Ready = large && record.GetRevision() == w.GetRevision()
 	report.SizeBytes = uint64(p.usable(w, mapped))
 	p.ready[w.id] = large
+}
+
+// unservable says why a leg cannot be served, although its drive can be used.
+func (p *planner) unservable(w wantedLeg, on driveSeen) string {
+	judged := w.GetIncarnation()
+	switch {
+	case judged != "" && judged != on.identity():
+		return "its drive may have lost writes since the manager judged what it holds"
+	case drive.ImageOf(w).Checked() && !p.seen.integrity:
+		return "its volume keeps checksums, which only the user-space data path of a target does"
+	}
+	return ""
 }
 
 func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {

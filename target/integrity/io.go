@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/target/backend"
 )
 
 // job is a read or write of whole blocks of one page that waits for nothing but the drive.
@@ -181,7 +180,7 @@ func (l *Leg) readOnce(p *page, data []byte, from int64) error {
 	}()
 	blocks := data
 	if from%BlockSize != 0 || to%BlockSize != 0 {
-		blocks = backend.Aligned((s.to - s.from) * BlockSize)
+		blocks = aligned((s.to - s.from) * BlockSize)
 	}
 	if err := l.readBlocks(p, s, blocks); err != nil {
 		return err
@@ -281,7 +280,7 @@ func (l *Leg) sumsAfter(p *page, s span, c change) ([]uint32, error) {
 			}
 			continue
 		}
-		whole := backend.Aligned(BlockSize)
+		whole := aligned(BlockSize)
 		one := span{b, b + 1}
 		if err := l.readBlocks(p, one, whole); err != nil {
 			return nil, err

@@ -7,19 +7,26 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/target/backend"
 )
+
+// aligned is memory that begins on a page, which every drive can use without a copy.
+func aligned(n int) []byte {
+	b := make([]byte, n+pageSize)
+	skip := (pageSize - int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))%pageSize)) % pageSize
+	return b[skip : skip+n : skip+n]
+}
 
 var pageMemory = sync.Pool{New: func() any { return new([]byte) }}
 
 func takePage() *[]byte {
 	b := pageMemory.Get().(*[]byte)
 	if *b == nil {
-		*b = backend.Aligned(pageSize)
+		*b = aligned(pageSize)
 	}
 	return b
 }
@@ -70,7 +77,7 @@ func (l *Leg) readPage(p *page, c *content) error {
 
 // adopt takes what the drive holds in the marked parts of a page for right.
 func (l *Leg) adopt(p *page, c *content) error {
-	data := backend.Aligned(partBlocks * BlockSize)
+	data := aligned(partBlocks * BlockSize)
 	for part := range PageBlocks / partBlocks {
 		if c.mark>>part&1 == 0 {
 			continue

@@ -176,7 +176,7 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n) && (!in.Integrity || s.checks(name))
+		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n) && s.keeps(in.layout(1), name)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
@@ -242,7 +242,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = "its target is offline"
 		case s.stops(d.Node):
 			why = "its target is stopping"
-		case in.Integrity && !s.checks(d.Node):
+		case !s.keeps(in.layout(1), d.Node):
 			why = cannotCheck
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
@@ -266,10 +266,10 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 
 const cannotCheck = "its target cannot keep checksums: it is of an older version, or serves through the kernel"
 
-// checks reports whether a target that is online can keep legs with checksums.
-func (s *State) checks(node block.NodeName) bool {
+// keeps reports whether a target that is online can keep the legs of a layout.
+func (s *State) keeps(l block.Layout, node block.NodeName) bool {
 	on := s.targets[node]
-	return on != nil && on.report != nil && on.report.Integrity
+	return !l.Integrity || on != nil && on.report != nil && on.report.Integrity
 }
 
 // carved returns the extents of a drive that legs occupy, sorted except for the strays at

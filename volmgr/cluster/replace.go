@@ -432,9 +432,14 @@ func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Dri
 	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
 		return "it takes no new legs"
 	}
-	if v.Layout.Integrity && !s.checks(x.Node) {
+	if !s.keeps(v.Layout, x.Node) {
 		return cannotCheck
 	}
+	return s.besides(v, column, x, at)
+}
+
+// besides says why a drive cannot hold another leg beside those that a column has; empty if it can.
+func (s *State) besides(v *Volume, column int, x *placement.Drive, at lookup) string {
 	for _, l := range v.column(column) {
 		n := at.node(l.Node)
 		switch leaves := s.leaves(l, n, at.drive(l.Drive)) != ""; {
