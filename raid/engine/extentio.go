@@ -443,7 +443,7 @@ func (s *legIO) answered(e *effects) {
 // failed notes the error of the leg, unless an earlier device of it gave it, to a read.
 func (s *legIO) failed(l *leg, err error, e *effects) {
 	p := s.p
-	if s.gen == l.gen && !p.job.quiet(s, err) {
+	if s.gen == l.gen && !p.job.quiet(s, err) && !s.heals(err) {
 		e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
 	}
 }

@@ -33,9 +33,20 @@ func (p *extentIO) isSick(copy int, err error, e *effects) {
 	}
 }
 
+// healable reports whether the volume heals.
+func (v *Volume) healable() bool {
+	return v.cfg.OnHealed != nil && !v.cfg.ReadOnly && v.cfg.Layout.Slots() > 1
+}
+
+// heals reports whether an error will be healed: then the leg has not failed, and stays.
+func (s *legIO) heals(err error) bool {
+	k := s.p.kind
+	return (k == kindRead || k == kindCopy) && s.op == block.OpRead && errors.Is(err, block.ErrChecksum) && s.p.c.v.healable()
+}
+
 // heal queues a range. Nothing is locked.
 func (v *Volume) heal(x sick) {
-	if v.cfg.OnHealed == nil || v.cfg.ReadOnly || v.cfg.Layout.Slots() == 1 {
+	if !v.healable() {
 		return
 	}
 	s := v.healer()

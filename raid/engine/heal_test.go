@@ -64,6 +64,7 @@ func healing(t *testing.T) (v *Volume, legs [2]*rotten, data []byte, healed chan
 	cfg := Config{Layout: layout(1, 2, block.DefaultChunk), Size: 16 * block.MiB, FailMedium: true}
 	healed = make(chan told, 10000)
 	cfg.OnHealed = func(f Finding, o Outcome, err error) { healed <- told{f, o, err} }
+	cfg.OnEvent = func(e Event) { t.Errorf("event %+v: a leg that heals has not failed", e) }
 	mem := memories(cfg)
 	legs = [2]*rotten{{memory: mem[0].(*memory)}, {memory: mem[1].(*memory)}}
 	v = volume(t, cfg, legs[0], legs[1])
