@@ -403,6 +403,9 @@ func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
 		if (a.Phase == PhaseDetachedClean || a.GaveUp.Why != "") && t.peek(a.Volume) != nil {
 			t.unsure[a.Volume] = true // the host may have released it without a Detach
 		}
+		if v := t.peek(a.Volume); v != nil && v.Heals.lacks(a.Heals) {
+			t.unsure[a.Volume] = true
+		}
 	}
 }
 

@@ -656,6 +656,11 @@ type HealReport struct {
 	Last   []ScrubFinding
 }
 
+// lacks reports whether a host tells of ranges that are not recorded; either may be nil.
+func (h *Heals) lacks(r *HealReport) bool {
+	return r != nil && r.Count > 0 && (h == nil || h.Run != r.Run || h.Count < r.Count)
+}
+
 // settleHeals records what the host has healed, and makes events of it.
 func (t *tx) settleHeals(id block.VolumeID) {
 	v := t.peek(id)
@@ -663,7 +668,7 @@ func (t *tx) settleHeals(id block.VolumeID) {
 		return
 	}
 	r, ok := t.s.attachmentReport(v, v.Attachment)
-	if !ok || r.Heals == nil {
+	if !ok || !v.Heals.lacks(r.Heals) {
 		return
 	}
 	var known Heals
@@ -672,9 +677,6 @@ func (t *tx) settleHeals(id block.VolumeID) {
 	}
 	if known.Run != r.Heals.Run {
 		known.Run, known.Count, known.Failed = r.Heals.Run, 0, 0
-	}
-	if r.Heals.Count <= known.Count {
-		return
 	}
 	news, failed := r.Heals.Count-known.Count, r.Heals.Failed-min(known.Failed, r.Heals.Failed)
 	known.Count, known.Failed, known.Last = r.Heals.Count, r.Heals.Failed, t.now.UTC()
