@@ -176,7 +176,7 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n) && s.keeps(in.layout(1), name)
+		allowed[name] = s.mayHold(in, n)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
@@ -193,6 +193,11 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	s.fields[key] = f
 	return f
+}
+
+// mayHold reports whether legs of the requested volume may be placed on a node now.
+func (s *State) mayHold(in CreateVolume, n *Node) bool {
+	return s.targetOnline(n.Name) && !s.stops(n.Name) && n.shunned() == "" && in.allows(n) && s.keeps(in.layout(1), n.Name)
 }
 
 // topology is the text of the segments that the request allows.
