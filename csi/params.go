@@ -26,6 +26,7 @@ type parameters struct {
 	chunk           block.Size
 	pool, spread    string
 	authentication  string
+	integrity       bool
 	transport       string
 	fsType          string            // empty: taken from the capability, or the node's default
 	about           map[string]string // the claim that the volume is for, from the provisioner
@@ -40,6 +41,7 @@ var (
 	paramSpread  = block.PropertySpread.Parameter
 
 	paramAuthentication = block.PropertyAuthentication.Parameter
+	paramIntegrity      = block.PropertyIntegrity.Parameter
 
 	paramTransport = block.PropertyTransport.Parameter
 	paramFSType    = block.PropertyFileSystem.Parameter
@@ -98,6 +100,8 @@ func (p *parameters) set(key, value string) (err error) {
 		p.spread, err = value, given(value)
 	case paramAuthentication:
 		p.authentication, err = value, oneOf(value, block.PropertyAuthentication.Words()...)
+	case paramIntegrity:
+		p.integrity, err = value == "true", oneOf(value, block.PropertyIntegrity.Words()...)
 	case paramTransport:
 		p.transport, err = value, oneOf(value, block.PropertyTransport.Words()...)
 	case paramFSType:
@@ -151,6 +155,9 @@ func (p parameters) text(place placement) string {
 		fmt.Sprintf("%s=%d", paramCopies, p.copies), fmt.Sprintf("%s=%d", paramStripes, p.stripes),
 		fmt.Sprintf("%s=%d", paramChunk, uint64(p.chunk)), paramPool + "=" + p.pool, paramSpread + "=" + p.spread,
 		paramTransport + "=" + p.transport, paramFSType + "=" + p.fsType, "topology=" + place.text(),
+	}
+	if p.integrity { // volumes from before do not say it
+		fields = append(fields, paramIntegrity+"=true")
 	}
 	return strings.Join(fields, ",")
 }

@@ -188,10 +188,10 @@ func TestParametersNameTheOffender(t *testing.T) {
 		}
 	}
 	p, err := parseParameters(map[string]string{
-		"copies": "3", "stripes": "4", "chunkSize": "64KiB", "pool": "fast", "spread": "rack", "transport": "tcp", "fsType": "xfs", "authentication": "require",
+		"copies": "3", "stripes": "4", "chunkSize": "64KiB", "pool": "fast", "spread": "rack", "transport": "tcp", "fsType": "xfs", "authentication": "require", "integrity": "true",
 		"csi.storage.k8s.io/pvc/name": "data",
 	})
-	want := parameters{3, 4, 64 * block.KiB, "fast", "rack", "require", "tcp", "xfs", map[string]string{"csi.storage.k8s.io/pvc/name": "data"}}
+	want := parameters{3, 4, 64 * block.KiB, "fast", "rack", "require", true, "tcp", "xfs", map[string]string{"csi.storage.k8s.io/pvc/name": "data"}}
 	if diff := cmp.Diff(want, p, cmp.AllowUnexported(parameters{})); diff != "" || err != nil {
 		t.Errorf("parseParameters = %v (-want +got):\n%s", err, diff)
 	}

@@ -167,6 +167,8 @@ type kernel struct {
 	// the kernel's own data path.
 	before   func() (k kernel, serves bool, err error)
 	readOnly bool // supports read-only exports
+	// integrity: it keeps legs with checksums.
+	integrity bool
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel.
 	paths func(map[block.NQN]int)

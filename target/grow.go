@@ -67,7 +67,7 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 		got = append(got, state)
 	}
 	device := func(size block.Size) []dm.Device {
-		table := legTable(d.number, drive.ImageOf(record), size)
+		table := legTable(d.number, w.id, drive.ImageOf(record), size)
 		return []dm.Device{{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}}
 	}
 	size := legSize(w, record, state.Table.Size())

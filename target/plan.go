@@ -32,7 +32,9 @@ type seen struct {
 	busy func(block.NQN) bool
 	// authenticates is whether hosts can be made to prove their identity.
 	authenticates pb.Ability
-	refusals      *pb.Refusals // nil: none, or they are not counted
+	// integrity is whether legs with checksums can be kept.
+	integrity bool
+	refusals  *pb.Refusals // nil: none, or they are not counted
 	// knownSize returns the size that nvmet is known to have read for a namespace.
 	knownSize func(exportedNamespace) block.Size
 	// zeroing reports whether a leg's extents are being written.

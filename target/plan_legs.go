@@ -29,8 +29,8 @@ func (p *planner) leg(w wantedLeg) {
 		p.removeLeg(w, have.label, cause)
 		return
 	}
-	if judged := w.GetIncarnation(); cause == "" && judged != "" && judged != have.identity() {
-		cause = "its drive may have lost writes since the manager judged what it holds"
+	if cause == "" {
+		cause = p.unservable(w, have)
 	}
 	report := &pb.LegReport{LegId: w.GetLegId(), Error: cause}
 	p.plan.legs = append(p.plan.legs, report)
@@ -64,6 +64,18 @@ func (p *planner) leg(w wantedLeg) {
 	report.Ready = large && record.GetRevision() == w.GetRevision()
 	report.SizeBytes = uint64(p.usable(w, mapped))
 	p.ready[w.id] = large
+}
+
+// unservable says why a leg cannot be served, although its drive can be used.
+func (p *planner) unservable(w wantedLeg, on driveSeen) string {
+	judged := w.GetIncarnation()
+	switch {
+	case judged != "" && judged != on.identity():
+		return "its drive may have lost writes since the manager judged what it holds"
+	case drive.ImageOf(w).Checked() && !p.seen.integrity:
+		return "its volume keeps checksums, which only the user-space data path of a target does"
+	}
+	return ""
 }
 
 func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
@@ -109,12 +121,30 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 }
 
 // legTable maps the first size bytes of a leg.
-func legTable(n block.DeviceNumber, image drive.Image, size block.Size) dm.Table {
+func legTable(n block.DeviceNumber, id block.LegID, image drive.Image, size block.Size) dm.Table {
+	if image.Checked() {
+		return checkedTable(n, id, image, size)
+	}
 	var table dm.Table
 	var at block.Size
 	for _, s := range image.Segments(size) {
 		table = append(table, dm.Row{Start: at, Length: s.Length, Target: dm.Linear{Device: dm.RefTo(n), Offset: s.Offset}})
 		at += s.Length
+	}
+	return table
+}
+
+// checkedTable is legTable of an image with checksums.
+func checkedTable(n block.DeviceNumber, id block.LegID, image drive.Image, size block.Size) dm.Table {
+	var table dm.Table
+	var at block.Size
+	for _, s := range image.Segments(0) {
+		length := min(s.Length/block.ExtentSize*block.CheckedData, size-at)
+		if length == 0 {
+			break
+		}
+		table = append(table, dm.Row{Start: at, Length: length, Target: dm.Checked{Device: dm.RefTo(n), Offset: s.Offset, Leg: id}})
+		at += length
 	}
 	return table
 }

@@ -180,6 +180,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	r.lists.track(s.mapped)
 	s.listed = r.lists.served()
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
+	s.integrity = r.agent.kernel.integrity
 	if r.agent.kernel.refusals != nil {
 		s.refusals = r.agent.kernel.refusals()
 	}

@@ -33,7 +33,7 @@ func userKernel(c Config) (kernel, error) {
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
 		watch:    watchUser(c),
 		close:    m.Close,
-		readOnly: true,
+		readOnly: true, integrity: true,
 		paths:    m.Exports.SetPaths,
 		refusals: m.Exports.Refusals,
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },

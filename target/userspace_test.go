@@ -178,10 +178,10 @@ func (w *world) userKernel(gate *gate) kernel {
 		hardware: gatedHardware{w, gate},
 		mapper:   func() (mapper, error) { return gatedMapper{w, gate}, nil },
 		names:    legs,
-		readOnly: true,
-		paths:    exports.SetPaths,
-		exports:  func() (exporter, error) { return nvmet.OpenOn(memfs.Root, gatedFiles{exports, gate}) },
-		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
+		readOnly: true, integrity: w.integrity,
+		paths:   exports.SetPaths,
+		exports: func() (exporter, error) { return nvmet.OpenOn(memfs.Root, gatedFiles{exports, gate}) },
+		watch:   func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 		close: func(ctx context.Context) error {
 			if err := exports.Close(ctx); err != nil {
 				return err

@@ -40,6 +40,7 @@ type world struct {
 	more []block.Portal // portals besides the first
 
 	healthEvery time.Duration // see Config
+	integrity   bool          // the data path keeps checksums
 	t           *testing.T
 	root        string
 
@@ -146,6 +147,8 @@ func (w *world) inKernel(gate *gate) kernel {
 		exports:  func() (exporter, error) { return nvmet.OpenOn(nvmettest.Root, gatedFiles{w.targets, gate}) },
 		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 		close:    func(context.Context) error { return nil },
+
+		integrity: w.integrity,
 	}
 }
 

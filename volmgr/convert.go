@@ -207,7 +207,7 @@ func pbPlannedMove(m cluster.PlannedMove) *pb.PlannedMove {
 }
 
 func pbLayout(l block.Layout) *pb.Layout {
-	out := &pb.Layout{Stripes: uint32(l.Stripes), Copies: uint32(l.Copies), ChunkBytes: uint64(l.Chunk)}
+	out := &pb.Layout{Stripes: uint32(l.Stripes), Copies: uint32(l.Copies), ChunkBytes: uint64(l.Chunk), Integrity: l.Integrity}
 	if l.Kind() == block.Code {
 		out.Data, out.Parity = proto.Uint32(uint32(l.Data)), proto.Uint32(uint32(l.Parity))
 	}
@@ -492,7 +492,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
-		Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
+		Integrity: r.Integrity, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -580,14 +580,21 @@ func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
 	return out, err
 }
 
-// pbImage returns the kind of an image. There is only one so far.
-func pbImage(image.Image) pb.ImageKind { return pb.ImageKind_IMAGE_KIND_PLAIN }
+func pbImage(i image.Image) pb.ImageKind {
+	if i.Kind == image.Checked {
+		return pb.ImageKind_IMAGE_KIND_CHECKED
+	}
+	return pb.ImageKind_IMAGE_KIND_PLAIN
+}
 
 // fromImage keeps an unknown kind under its wire name, so that the image is refused later.
 func fromImage(kind pb.ImageKind, extents []*pb.Extent) image.Image {
-	out := image.Image{Kind: image.Plain, Extents: list(extents, fromExtent)}
-	if kind != pb.ImageKind_IMAGE_KIND_UNSPECIFIED && kind != pb.ImageKind_IMAGE_KIND_PLAIN {
-		out.Kind = image.Kind(kind.String())
+	out := image.Image{Kind: image.Kind(kind.String()), Extents: list(extents, fromExtent)}
+	switch kind {
+	case pb.ImageKind_IMAGE_KIND_UNSPECIFIED, pb.ImageKind_IMAGE_KIND_PLAIN:
+		out.Kind = image.Plain
+	case pb.ImageKind_IMAGE_KIND_CHECKED:
+		out.Kind = image.Checked
 	}
 	return out
 }
@@ -602,7 +609,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 	if v.Layout != nil {
 		out.Layout = block.Layout{
 			Stripes: int(v.Layout.Stripes), Copies: int(v.Layout.Copies), Chunk: block.Size(v.Layout.ChunkBytes),
-			Data: int(v.Layout.GetData()), Parity: int(v.Layout.GetParity()),
+			Data: int(v.Layout.GetData()), Parity: int(v.Layout.GetParity()), Integrity: v.Layout.GetIntegrity(),
 		}
 	}
 	if v.Created != nil {
@@ -686,7 +693,7 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	out = cluster.AttachmentReport{
 		Epoch: block.Epoch(a.Epoch), Grant: a.Grant, Phase: fromEnum[cluster.Phase](a.Phase, phasePrefix), Device: a.Device, WaitingFor: a.WaitingFor,
 		ResyncDone: block.Size(a.ResyncDoneBytes), ResyncTotal: block.Size(a.ResyncTotalBytes),
-		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub), Scrubs: a.Scrubs,
+		Size: block.Size(a.SizeBytes), Number: a.DeviceNumber, Scrub: fromScrubReport(a.Scrub), Scrubs: a.Scrubs, Heals: fromHealReport(a.Heals),
 		GaveUp: fromGaveUp(a.GetGaveUp()),
 	}
 	if out.Copies, err = listErr(a.Copies, fromCopyReport); err != nil {

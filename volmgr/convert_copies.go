@@ -55,20 +55,29 @@ func fromScrubReport(r *pb.ScrubReport) *cluster.ScrubReport {
 		Position:    cluster.ScrubPosition{Column: int(r.GetPosition().GetColumn()), Off: block.Size(r.GetPosition().GetOffset())},
 		ScrubCounts: cluster.ScrubCounts{Found: int(r.Found), Settled: int(r.Settled), Repaired: int(r.Repaired), Alone: block.Size(r.AloneBytes)},
 	}
-	for _, f := range r.Findings {
-		finding := cluster.ScrubFinding{
-			Column: int(f.Column), Off: block.Size(f.Offset), Length: block.Size(f.Length), Unreadable: fromCopies(f.Unreadable),
-			Right: -1, Outcome: fromEnum[cluster.ScrubOutcome](f.Outcome, scrubOutcomePrefix), Error: f.Error,
-		}
-		if f.Right != nil {
-			finding.Right = int(*f.Right)
-		}
-		for _, g := range f.Equal {
-			finding.Equal = append(finding.Equal, fromCopies(g))
-		}
-		out.Findings = append(out.Findings, finding)
-	}
+	out.Findings = list(r.Findings, fromFinding)
 	return out
+}
+
+func fromFinding(f *pb.ScrubFinding) cluster.ScrubFinding {
+	finding := cluster.ScrubFinding{
+		Column: int(f.Column), Off: block.Size(f.Offset), Length: block.Size(f.Length), Unreadable: fromCopies(f.Unreadable),
+		Right: -1, Outcome: fromEnum[cluster.ScrubOutcome](f.Outcome, scrubOutcomePrefix), Error: f.Error,
+	}
+	if f.Right != nil {
+		finding.Right = int(*f.Right)
+	}
+	for _, g := range f.Equal {
+		finding.Equal = append(finding.Equal, fromCopies(g))
+	}
+	return finding
+}
+
+func fromHealReport(r *pb.HealReport) *cluster.HealReport {
+	if r == nil {
+		return nil
+	}
+	return &cluster.HealReport{Run: r.Run, Count: r.Count, Failed: r.Failed, Last: list(r.Last, fromFinding)}
 }
 
 func fromCopies(c *pb.Copies) []int {

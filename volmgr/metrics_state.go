@@ -41,6 +41,8 @@ var (
 	copiesLeftDesc    = desc(metric.VolumeCopiesLeft, "Copies that can be served of the column with fewest, of volumes that are not healthy; at most 100 of them, the worst.", "volume")
 	rebuildLeftDesc   = desc(metric.RebuildLeftBytes, "Bytes that rebuilds under way have yet to copy, by volume; at most 100 of them.", "volume")
 	scrubOpenDesc     = desc(metric.ScrubOpenRanges, "Ranges whose copies differ or cannot be read by the volume's last scrub; at most 100 volumes.", "volume")
+	repairsDesc       = desc(metric.ReadRepairs, "Ranges that did not match their checksums when they were read, since the volume was created; at most 100 volumes.", "volume")
+	repairsFailedDesc = desc(metric.ReadRepairsFail, "Those of them that could not be written again.", "volume")
 	driveProblemDesc  = desc(metric.DriveProblem, "1 for a drive that needs attention, by its state.", "drive", "node", "state")
 	nodeOfflineDesc   = desc(metric.NodeOffline, "1 for an agent that does not report, and whose absence was not announced.", "node", "agent")
 	agentProblemsDesc = desc(metric.AgentProblems, "What an agent cannot do yet, by what it concerns.", "node", "agent", "kind")
@@ -49,7 +51,7 @@ var (
 var stateDescs = []*prometheus.Desc{
 	volumesDesc, drivesDesc, nodesDesc, capacityDesc, allocatedDesc, attachmentsDesc,
 	poolCapacityDesc, poolAllocatedDesc, driveCapacityDesc, driveAllocatedDesc, versionsDesc, levelDesc, newestLevelDesc, backedUpDesc,
-	copiesLeftDesc, rebuildLeftDesc, scrubOpenDesc, driveProblemDesc, nodeOfflineDesc, agentProblemsDesc,
+	copiesLeftDesc, rebuildLeftDesc, scrubOpenDesc, repairsDesc, repairsFailedDesc, driveProblemDesc, nodeOfflineDesc, agentProblemsDesc,
 }
 
 // gauges are the metrics that a state shows.
@@ -141,6 +143,7 @@ func (out gauges) nodes(nodes []cluster.Node) {
 func (out gauges) volumes(all []cluster.Volume) {
 	health := map[string]int{}
 	copies, left, open := map[string]int{}, map[string]int{}, map[string]int{}
+	repairs, failed := map[string]int{}, map[string]int{}
 	for i := range all {
 		v := &all[i]
 		name := string(v.Name)
@@ -156,11 +159,16 @@ func (out gauges) volumes(all []cluster.Volume) {
 		if n := v.Open(); n > 0 {
 			open[name] = n
 		}
+		if h := v.Heals; h != nil {
+			repairs[name], failed[name] = int(h.Repaired+h.NotRepaired), int(h.NotRepaired)
+		}
 	}
 	out.counts(volumesDesc, health)
 	out.worst(copiesLeftDesc, copies, cmp.Compare)
 	out.worst(rebuildLeftDesc, left, func(a, b int) int { return cmp.Compare(b, a) })
 	out.worst(scrubOpenDesc, open, func(a, b int) int { return cmp.Compare(b, a) })
+	out.worst(repairsDesc, repairs, func(a, b int) int { return cmp.Compare(b, a) })
+	out.worst(repairsFailedDesc, failed, func(a, b int) int { return cmp.Compare(b, a) })
 }
 
 // worst shows the first maxNamed volumes in an order of their values.

@@ -49,6 +49,7 @@ type volumeCreateOptions struct {
 	copies, stripes uint32
 	pool, spread    string
 	authentication  string
+	integrity       bool
 	labels          []string
 	wait            bool
 }
@@ -81,6 +82,7 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes
 	f.StringVar(&o.pool, block.PropertyPool.Flag, block.DefaultPool, "`pool` of drives to place the volume on")
 	f.StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a column")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, block.PropertyAuthentication.Default, "whether hosts and targets prove their identities to one another, as a `word`: require, prefer (wherever both can), or off")
+	f.BoolVar(&o.integrity, block.PropertyIntegrity.Flag, false, "keep a checksum of each block on the drives, and check it with each read; needs targets with the user-space data path")
 	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
 	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
@@ -102,7 +104,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
 		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
-		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication,
+		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication, Integrity: o.integrity,
 	})
 	if err != nil {
 		return err
@@ -254,7 +256,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 }
 
 func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
-	l := block.Layout{Stripes: int(v.GetLayout().GetStripes()), Copies: int(v.GetLayout().GetCopies()), Chunk: block.Size(v.GetLayout().GetChunkBytes())}
+	l := block.Layout{Stripes: int(v.GetLayout().GetStripes()), Copies: int(v.GetLayout().GetCopies()), Chunk: block.Size(v.GetLayout().GetChunkBytes()), Integrity: v.GetLayout().GetIntegrity()}
 	properties(w,
 		"volume", v.GetName(),
 		"id", v.GetId(),

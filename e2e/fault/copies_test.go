@@ -75,6 +75,16 @@ func numbers(p []byte) string {
 	return fmt.Sprint(slices.Compact(all))
 }
 
+// dataOf is where the first bytes of a leg are on its drive. No leg here has more data than one
+// extent.
+func (c *cluster) dataOf(l *pb.Leg, size block.Size) []drive.Segment {
+	segments := drive.ImageOf(&pb.LegLabel{Extents: l.GetExtents()}).Segments(size)
+	if c.integrity {
+		segments[0].Offset += block.ExtentSize - block.CheckedData
+	}
+	return segments
+}
+
 // rawLeg returns a leg as its drive holds it.
 func (c *cluster) rawLeg(l *pb.Leg, size block.Size) io.Reader {
 	var parts []io.Reader
@@ -82,7 +92,7 @@ func (c *cluster) rawLeg(l *pb.Leg, size block.Size) io.Reader {
 		if h.name != l.GetNode() {
 			continue
 		}
-		for _, s := range drive.ImageOf(&pb.LegLabel{Extents: l.GetExtents()}).Segments(size) {
+		for _, s := range c.dataOf(l, size) {
 			parts = append(parts, io.NewSectionReader(h.platter.file, int64(s.Offset), int64(s.Length)))
 		}
 	}

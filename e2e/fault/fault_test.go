@@ -32,6 +32,7 @@ var (
 	first   = flag.Uint64("first", 1, "seed of the first run")
 	members = flag.Int("managers", 0, "how many managers there are, 1 or 3; 0: that depends on the seed")
 	only    = flag.String("only", "", "these faults alone, separated by commas")
+	sums    = flag.Bool("integrity", false, "volumes keep checksums")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
@@ -94,7 +95,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		if w.disk {
 			c.stores = t.TempDir()
 		}
-		c.user.flushes = w.flushes
+		c.user.flushes, c.integrity = w.flushes, *sums
 		c.members, c.quorum = w.managers, w.quorum
 		lie(c)
 	})

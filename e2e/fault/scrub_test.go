@@ -11,14 +11,13 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
-	"weft.dev/weft/target/drive"
 )
 
 // flip changes a byte of a target's copy on its drive.
 func (m *mirror) flip(on *targetHost, at int64) {
 	m.t.Helper()
 	m.flush("c1")
-	s := drive.ImageOf(&pb.LegLabel{Extents: m.leg(on).GetExtents()}).Segments(block.Size(at+1) * unit)
+	s := m.dataOf(m.leg(on), block.Size(at+1)*unit)
 	off := int64(s[0].Offset) + at*unit
 	m.did("a byte changes in unit %d of the copy on %v", at, on)
 	on.platter.set(func() {

@@ -65,6 +65,7 @@ var arrows = map[string][]string{
 	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
 	"target/drive":       {"proto/block", "proto/figures", "proto/nvmetcp", "proto/pb"},
 	"target/backend":     {"proto/block"},
+	"target/integrity":   {"proto/block"},
 	"target/mapped":      {"proto/block"},
 	"target/treecheck":   {"proto/block"},                                               // not target/mapped: it checks what that writes
 	"target/nvmet":       {"target/nvmet/memfs", "proto/nvmetcp/dhchap", "proto/block"}, // memfs: in nvmettest
@@ -99,7 +100,7 @@ var arrows = map[string][]string{
 	"raid/checkpoint":           {"raid", "proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block", "proto/figures"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},

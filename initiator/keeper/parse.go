@@ -40,6 +40,8 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 			Chunk:   block.Size(p.GetLayout().GetChunkBytes()),
 			Data:    int(p.GetLayout().GetData()),
 			Parity:  int(p.GetLayout().GetParity()),
+
+			Integrity: p.GetLayout().GetIntegrity(),
 		},
 	}
 	if err := w.Layout.Check(); err != nil {

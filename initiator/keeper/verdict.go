@@ -25,7 +25,7 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 	for _, h := range v.Holds {
 		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State))})
 	}
-	r.Scrub, r.Scrubs = scrubReport(v.Scrub), v.Scrubs
+	r.Scrub, r.Scrubs, r.Heals = scrubReport(v.Scrub), v.Scrubs, healReport(v.Heals)
 	for _, c := range v.Copies {
 		r.Copies = append(r.Copies, &pb.CopyReport{LegId: c.Leg.String(), DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), BytesPerSecond: uint64(c.Speed)})
 	}
@@ -45,20 +45,35 @@ func scrubReport(s *volume.ScrubSeen) *pb.ScrubReport {
 		Position: &pb.ScrubPosition{Column: uint32(s.Position.Column), Offset: uint64(s.Position.Off)},
 	}
 	for _, f := range s.FirstFound {
-		out := &pb.ScrubFinding{
-			Column: uint32(f.Column), Offset: uint64(f.Off), Length: uint64(f.Length),
-			Outcome: pb.Value[pb.ScrubOutcome](string(f.Outcome)), Error: f.Error,
-		}
-		if f.Right >= 0 {
-			out.Right = proto.Uint32(uint32(f.Right))
-		}
-		for _, g := range f.Equal {
-			out.Equal = append(out.Equal, copies(g))
-		}
-		if len(f.Unreadable) > 0 {
-			out.Unreadable = copies(f.Unreadable)
-		}
-		r.Findings = append(r.Findings, out)
+		r.Findings = append(r.Findings, finding(f))
+	}
+	return r
+}
+
+func finding(f volume.ScrubFinding) *pb.ScrubFinding {
+	out := &pb.ScrubFinding{
+		Column: uint32(f.Column), Offset: uint64(f.Off), Length: uint64(f.Length),
+		Outcome: pb.Value[pb.ScrubOutcome](string(f.Outcome)), Error: f.Error,
+	}
+	if f.Right >= 0 {
+		out.Right = proto.Uint32(uint32(f.Right))
+	}
+	for _, g := range f.Equal {
+		out.Equal = append(out.Equal, copies(g))
+	}
+	if len(f.Unreadable) > 0 {
+		out.Unreadable = copies(f.Unreadable)
+	}
+	return out
+}
+
+func healReport(h *volume.HealsSeen) *pb.HealReport {
+	if h == nil {
+		return nil
+	}
+	r := &pb.HealReport{Run: h.Run, Count: uint64(h.Count), Failed: uint64(h.Failed)}
+	for _, f := range h.Last {
+		r.Last = append(r.Last, finding(f))
 	}
 	return r
 }
@@ -84,6 +99,6 @@ func News(a, b *pb.AttachmentReport) bool {
 	return a.GetGrant() != b.GetGrant() || a.GetPhase() != b.GetPhase() || a.GetWaitingFor() != b.GetWaitingFor() ||
 		a.GetGaveUp().GetWhy() != b.GetGaveUp().GetWhy() || !slices.EqualFunc(a.GetHolds(), b.GetHolds(), sameHold) ||
 		!slices.Equal(a.GetInUse().GetLegIds(), b.GetInUse().GetLegIds()) ||
-		scrubNews(a.GetScrub(), b.GetScrub()) ||
+		scrubNews(a.GetScrub(), b.GetScrub()) || a.GetHeals().GetRun() != b.GetHeals().GetRun() || a.GetHeals().GetCount() != b.GetHeals().GetCount() ||
 		a.GetDevice() != b.GetDevice() || a.GetDeviceNumber() != b.GetDeviceNumber() || a.GetSizeBytes() != b.GetSizeBytes()
 }

@@ -29,6 +29,7 @@ type dialOptions struct {
 	ask       time.Duration // its interval while I/O waits
 	changed   func()        // called when Live or Namespace may have a new answer; must not block
 	log       *slog.Logger
+	digests   bool // headers and data carry checksums
 }
 
 // connection is what a keeper uses of a connection. It reconnects by itself, forever, and I/O
@@ -150,14 +151,15 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// connect begins to make a connection.
-func (k *Keeper) connect(ctx context.Context, o volume.Connect) error {
+// connect begins to make a connection. With digests, each header and all data on it carries a
+// checksum.
+func (k *Keeper) connect(ctx context.Context, o volume.Connect, digests bool) error {
 	if time.Now().Before(k.tries[o.Path].Next) {
 		return volume.ErrLater
 	}
 	options := dialOptions{
 		portal: address(o.Portal), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
-		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log,
+		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log, digests: digests,
 	}
 	if !o.Keys.IsZero() {
 		options.host, options.keys = o.Host, o.Keys

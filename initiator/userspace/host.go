@@ -45,7 +45,7 @@ func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	}
 	c, err := host.Connect(ctx, host.Config{
 		HostKey: hostKey, ControllerKey: controllerKey,
-		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host,
+		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host, HeaderDigest: o.digests, DataDigest: o.digests,
 		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, AskEvery: o.ask, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
 		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
 	})

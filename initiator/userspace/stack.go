@@ -37,6 +37,7 @@ type stack struct {
 	refusal    string             // why the last attempt to close the device failed
 	open       bool               // that was because somebody has it open
 	scrub      *scrub             // the last one; nil: none
+	heals      *heals
 
 	rebuildRate block.Size
 
@@ -49,6 +50,11 @@ type stack struct {
 func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) error {
 	lease := newLease(k.cfg.Clock)
 	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, RebuildRate: w.RebuildRate, OnEvent: k.event}
+	healed := newHeals()
+	config.OnHealed = func(f engine.Finding, o engine.Outcome, err error) {
+		healed.note(k.log, f, o, err)
+		k.Poke()
+	}
 	if !w.ReadOnly {
 		config.Current = lease.runs
 	}
@@ -71,7 +77,7 @@ func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) er
 	for i := range since {
 		since[i] = make([]atomic.Uint64, w.Layout.Slots())
 	}
-	k.stack = &stack{listed: map[int]*columnLists{}, since: since, wanted: w, volume: v, rebuildRate: w.RebuildRate, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
+	k.stack = &stack{listed: map[int]*columnLists{}, since: since, wanted: w, volume: v, heals: healed, rebuildRate: w.RebuildRate, lease: lease, equal: !w.Equalize || w.Layout.Copies == 1, cancel: func() {}, stopCheckpoints: func() {}}
 	k.memory.slots, k.memory.Used = slots, true
 	k.trackIfEqual(ctx)
 	if k.stack.equal && !w.ReadOnly {

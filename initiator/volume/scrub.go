@@ -79,7 +79,7 @@ func (o SetScrubRate) String() string { return "scrub at " + o.Rate.String() + "
 // What it finds is repaired only after the manager has recorded it: no repair goes unnoticed.
 func (p *planner) scrub() {
 	want, have := p.w.Scrub, p.s.Scrub
-	p.v.Scrubs = p.c.Scrubs
+	p.v.Scrubs, p.v.Heals = p.c.Scrubs, p.s.Heals
 	if !p.c.Scrubs {
 		if want != nil {
 			p.v.Note("scrub %s: this data path cannot compare copies", want.ID)

@@ -303,6 +303,7 @@ type Seen struct {
 	Flushed     bool       // flushed since the device was removed
 	Done, Total block.Size // bytes copied
 	Scrub       *ScrubSeen // nil: none has begun
+	Heals       *HealsSeen // nil: there was none
 	RebuildRate block.Size // as in Wanted
 
 	// What the keeper adds: whether the manager answers now, as far as this host knows, its last

@@ -2,7 +2,10 @@
 
 package block
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // Op is the operation of an IO.
 type Op uint8
@@ -84,6 +87,8 @@ var (
 	ErrReadOnly    = errors.New("device is read-only")
 	ErrUnsupported = errors.New("operation not supported")
 	ErrFull        = errors.New("no space for new data")
+	// ErrChecksum is an ErrMedium: the data was read, and is not what was written.
+	ErrChecksum = fmt.Errorf("data does not match its checksum: %w", ErrMedium)
 )
 
 // CheckIO returns an error if an IO is not valid for a device of geometry g.

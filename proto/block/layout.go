@@ -14,6 +14,8 @@ type Layout struct {
 	Chunk   Size
 	Data    int `json:",omitempty"` // of a code
 	Parity  int `json:",omitempty"` // of a code
+	// Integrity: a checksum of each block is kept beside the data of each leg.
+	Integrity bool `json:",omitempty"`
 }
 
 // Limits of a layout.
@@ -90,7 +92,16 @@ func (l Layout) LegSize(volume Size) Size {
 
 // LegExtents is the number of extents of each leg.
 func (l Layout) LegExtents(volume Size) int {
-	return int(l.LegSize(volume).RoundUp(ExtentSize) / ExtentSize)
+	data := l.ExtentData()
+	return int((l.LegSize(volume) + data - 1) / data)
+}
+
+// ExtentData is how much of each extent is data.
+func (l Layout) ExtentData() Size {
+	if l.Integrity {
+		return CheckedData
+	}
+	return ExtentSize
 }
 
 // String prints "2×2 chunk 128KiB", stripes × copies, or "2×(4+2) chunk 128KiB" of a
@@ -98,6 +109,9 @@ func (l Layout) LegExtents(volume Size) int {
 func (l Layout) String() string {
 	if l.Kind() == Code {
 		return fmt.Sprintf("%d×(%d+%d) chunk %v", l.Stripes, l.Data, l.Parity, l.Chunk)
+	}
+	if l.Integrity {
+		return fmt.Sprintf("%d×%d chunk %v with checksums", l.Stripes, l.Copies, l.Chunk)
 	}
 	return fmt.Sprintf("%d×%d chunk %v", l.Stripes, l.Copies, l.Chunk)
 }

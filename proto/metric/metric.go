@@ -30,6 +30,8 @@ const (
 	VolumeCopiesLeft = "weft_volume_copies_left"
 	RebuildLeftBytes = "weft_rebuild_left_bytes"
 	ScrubOpenRanges  = "weft_scrub_open_ranges"
+	ReadRepairs      = "weft_volume_read_repairs"
+	ReadRepairsFail  = "weft_volume_read_repairs_failed"
 	DriveProblem     = "weft_drive_problem"
 	NodeOffline      = "weft_node_offline"
 	AgentProblems    = "weft_agent_problems"

@@ -3,6 +3,7 @@
 package nvmetcp
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -14,7 +15,7 @@ import (
 // retry (14). Success is 0; every other value is an error.
 //
 // errors.Is compares code and type only. It also maps a status to the errors of a block
-// device: [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly], [block.ErrUnsupported].
+// device: [block.ErrChecksum], [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly], [block.ErrUnsupported].
 type Status uint16
 
 // The bits above code and type.
@@ -180,7 +181,8 @@ func (s Status) Is(target error) bool {
 	if t, ok := target.(Status); ok {
 		return t.Code() == s.Code()
 	}
-	return s.blockError() == target //nolint:errorlint // both are sentinels
+	err := s.blockError()
+	return err != nil && errors.Is(err, target)
 }
 
 func (s Status) blockError() error {
@@ -191,7 +193,9 @@ func (s Status) blockError() error {
 		return block.ErrReadOnly
 	case InvalidOpcode, CommandSizeLimitExceeded:
 		return block.ErrUnsupported
-	case WriteFault, UnrecoveredReadError, GuardCheckError, ApplicationTagError, ReferenceTagError:
+	case GuardCheckError:
+		return block.ErrChecksum
+	case WriteFault, UnrecoveredReadError, ApplicationTagError, ReferenceTagError:
 		return block.ErrMedium
 	}
 	return nil

@@ -18,6 +18,8 @@ func TestAStatusIsAnErrorOfItsKind(t *testing.T) {
 	}{
 		{LBAOutOfRange | DNR, block.ErrRange},
 		{UnrecoveredReadError, block.ErrMedium},
+		{GuardCheckError, block.ErrMedium},
+		{GuardCheckError | DNR, block.ErrChecksum},
 		{NamespaceWriteProtected | DNR | More, block.ErrReadOnly},
 		{InvalidOpcode, block.ErrUnsupported},
 		{InvalidField | DNR, InvalidField},

@@ -788,7 +788,8 @@ type TargetReport struct {
 	Authenticates Ability `protobuf:"varint,19,opt,name=authenticates,proto3,enum=weft.v1.Ability" json:"authenticates,omitempty"`
 	// Unset: none, or the data path does not count them, as the kernel's does not.
 	Refusals      *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
-	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"` // the newest that the agent knows; 0: it is of a version before levels
+	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"`         // the newest that the agent knows; 0: it is of a version before levels
+	Integrity     bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +969,13 @@ func (x *TargetReport) GetLevel() uint32 {
 		return x.Level
 	}
 	return 0
+}
+
+func (x *TargetReport) GetIntegrity() bool {
+	if x != nil {
+		return x.Integrity
+	}
+	return false
 }
 
 // Refusals are the connections whose hosts had to prove their identity and did not, since the
@@ -2554,6 +2562,7 @@ type AttachmentReport struct {
 	Scrub            *ScrubReport           `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`                                   // of the wanted scrub; unset if it has not begun
 	Scrubs           bool                   `protobuf:"varint,61,opt,name=scrubs,proto3" json:"scrubs,omitempty"`                                // the host can compare the copies
 	Copies           []*CopyReport          `protobuf:"bytes,62,rep,name=copies,proto3" json:"copies,omitempty"`                                 // to legs that are being rebuilt
+	Heals            *HealReport            `protobuf:"bytes,63,opt,name=heals,proto3" json:"heals,omitempty"`                                   // unset: there was none
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2707,6 +2716,83 @@ func (x *AttachmentReport) GetCopies() []*CopyReport {
 	return nil
 }
 
+func (x *AttachmentReport) GetHeals() *HealReport {
+	if x != nil {
+		return x.Heals
+	}
+	return nil
+}
+
+// HealReport tells of ranges that a copy could not give users' reads because they did not match
+// their checksums, and that were written again from another copy, or were to be.
+type HealReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`        // another one when the agent has restarted or the volume was attached again
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`   // of this run
+	Failed        uint64                 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"` // of them: not repaired
+	Last          []*ScrubFinding        `protobuf:"bytes,4,rep,name=last,proto3" json:"last,omitempty"`      // the last of them, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HealReport) Reset() {
+	*x = HealReport{}
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealReport) ProtoMessage() {}
+
+func (x *HealReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
+func (*HealReport) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *HealReport) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *HealReport) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *HealReport) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *HealReport) GetLast() []*ScrubFinding {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
 // CopyReport is how far the rebuild of a leg has come.
 type CopyReport struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2720,7 +2806,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2818,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2831,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2786,7 +2872,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2884,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +2897,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2846,7 +2932,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2944,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2957,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2969,7 +3055,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3067,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3080,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3028,7 +3114,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3126,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3139,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3121,7 +3207,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3219,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3232,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3168,7 +3254,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3266,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3279,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3223,7 +3309,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3321,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3334,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3286,7 +3372,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3384,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3397,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3362,7 +3448,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3460,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3473,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3455,7 +3541,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3553,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3566,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3615,7 +3701,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3713,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3726,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Scrub) GetId() string {
@@ -3705,7 +3791,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3803,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3816,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Hold) GetId() string {
@@ -3788,7 +3874,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3886,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3899,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3964,7 +4050,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4062,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4075,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4063,7 +4149,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4161,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4174,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4133,7 +4219,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4231,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4244,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4201,7 +4287,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4299,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4312,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4268,7 +4354,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4366,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4379,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4328,7 +4414,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4426,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4439,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4392,7 +4478,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4490,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4503,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4475,7 +4561,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4573,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4586,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4584,7 +4670,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4682,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4695,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4662,7 +4748,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +4760,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +4773,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4701,7 +4787,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +4799,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +4812,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4759,7 +4845,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4857,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +4870,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -4861,7 +4947,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xdc\x06\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xfa\x06\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4889,7 +4975,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bstopping\x18\x12 \x01(\bR\bstopping\x126\n" +
 	"\rauthenticates\x18\x13 \x01(\x0e2\x10.weft.v1.AbilityR\rauthenticates\x12-\n" +
 	"\brefusals\x18\x14 \x01(\v2\x11.weft.v1.RefusalsR\brefusals\x12\x14\n" +
-	"\x05level\x18\x15 \x01(\rR\x05level\x1a9\n" +
+	"\x05level\x18\x15 \x01(\rR\x05level\x12\x1c\n" +
+	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -5061,7 +5148,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04legs\x18\x03 \x03(\v2\x14.weft.v1.EvidenceLegR\x04legs\"@\n" +
 	"\vEvidenceLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\"\xf5\x04\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"\xa0\x05\n" +
 	"\x10AttachmentReport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12.\n" +
@@ -5082,7 +5169,14 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06in_use\x18\x10 \x01(\v2\x0e.weft.v1.InUseR\x05inUse\x12*\n" +
 	"\x05scrub\x18< \x01(\v2\x14.weft.v1.ScrubReportR\x05scrub\x12\x16\n" +
 	"\x06scrubs\x18= \x01(\bR\x06scrubs\x12+\n" +
-	"\x06copies\x18> \x03(\v2\x13.weft.v1.CopyReportR\x06copies\"\x8d\x01\n" +
+	"\x06copies\x18> \x03(\v2\x13.weft.v1.CopyReportR\x06copies\x12)\n" +
+	"\x05heals\x18? \x01(\v2\x13.weft.v1.HealReportR\x05heals\"w\n" +
+	"\n" +
+	"HealReport\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12)\n" +
+	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\x8d\x01\n" +
 	"\n" +
 	"CopyReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1d\n" +
@@ -5354,7 +5448,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5386,145 +5480,148 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Evidence)(nil),              // 27: weft.v1.Evidence
 	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
 	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
-	(*CopyReport)(nil),            // 30: weft.v1.CopyReport
-	(*InUse)(nil),                 // 31: weft.v1.InUse
-	(*ScrubReport)(nil),           // 32: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 33: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 34: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 35: weft.v1.Copies
-	(*HoldReport)(nil),            // 36: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 37: weft.v1.GaveUp
-	(*LegLink)(nil),               // 38: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 39: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 40: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 41: weft.v1.Scrub
-	(*Hold)(nil),                  // 42: weft.v1.Hold
-	(*WantedLink)(nil),            // 43: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 44: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 45: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 46: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 47: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 48: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 49: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 50: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 51: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 52: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 53: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 54: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 55: weft.v1.SupportAnswer
-	nil,                           // 56: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 57: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 58: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 59: weft.v1.Portal
-	(*Device)(nil),                // 60: weft.v1.Device
-	(*Problem)(nil),               // 61: weft.v1.Problem
-	(*Extent)(nil),                // 62: weft.v1.Extent
-	(ImageKind)(0),                // 63: weft.v1.ImageKind
-	(*Layout)(nil),                // 64: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
-	(*Host)(nil),                  // 66: weft.v1.Host
-	(AttachMode)(0),               // 67: weft.v1.AttachMode
-	(*Place)(nil),                 // 68: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
-	(LegState)(0),                 // 70: weft.v1.LegState
+	(*HealReport)(nil),            // 30: weft.v1.HealReport
+	(*CopyReport)(nil),            // 31: weft.v1.CopyReport
+	(*InUse)(nil),                 // 32: weft.v1.InUse
+	(*ScrubReport)(nil),           // 33: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 34: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 35: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 36: weft.v1.Copies
+	(*HoldReport)(nil),            // 37: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 38: weft.v1.GaveUp
+	(*LegLink)(nil),               // 39: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 40: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 41: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 42: weft.v1.Scrub
+	(*Hold)(nil),                  // 43: weft.v1.Hold
+	(*WantedLink)(nil),            // 44: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 45: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 46: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 47: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 48: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 49: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 50: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 51: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 52: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 53: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 54: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 55: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 56: weft.v1.SupportAnswer
+	nil,                           // 57: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 58: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 59: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 60: weft.v1.Portal
+	(*Device)(nil),                // 61: weft.v1.Device
+	(*Problem)(nil),               // 62: weft.v1.Problem
+	(*Extent)(nil),                // 63: weft.v1.Extent
+	(ImageKind)(0),                // 64: weft.v1.ImageKind
+	(*Layout)(nil),                // 65: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
+	(*Host)(nil),                  // 67: weft.v1.Host
+	(AttachMode)(0),               // 68: weft.v1.AttachMode
+	(*Place)(nil),                 // 69: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(LegState)(0),                 // 71: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	56, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	59, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	60, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	57, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	60, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	61, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	61, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	62, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	62, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	63, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	63, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	64, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	57, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	65, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	64, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	65, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	58, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	66, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
 	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
 	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	62, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	63, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	63, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	66, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	64, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	67, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
 	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
 	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	58, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	66, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	59, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	67, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
 	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	61, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	62, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
 	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
 	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
 	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
 	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	38, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	37, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	36, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	31, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	32, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	30, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	34, // 45: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	33, // 46: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	35, // 47: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	35, // 48: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 49: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 50: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 51: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 52: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	40, // 53: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 54: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	64, // 55: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	67, // 56: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	43, // 57: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	42, // 58: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	41, // 59: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	68, // 60: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	33, // 61: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	69, // 62: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	70, // 63: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	59, // 64: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	24, // 65: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	66, // 66: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	45, // 67: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 68: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	65, // 69: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	48, // 70: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 71: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	51, // 72: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	52, // 73: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	52, // 74: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	52, // 75: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	52, // 76: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	52, // 77: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 78: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 79: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	26, // 80: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	44, // 81: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	47, // 82: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	50, // 83: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	55, // 84: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 85: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	39, // 86: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	46, // 87: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	49, // 88: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	53, // 89: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	54, // 90: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	85, // [85:91] is the sub-list for method output_type
-	79, // [79:85] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	39, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	38, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	37, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	32, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	33, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	31, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	30, // 45: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	35, // 46: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	35, // 47: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	34, // 48: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	36, // 49: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	36, // 50: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 51: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 52: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 53: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 54: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	41, // 55: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 56: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	65, // 57: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	68, // 58: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	44, // 59: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	43, // 60: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	42, // 61: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	69, // 62: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	34, // 63: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	70, // 64: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	71, // 65: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	60, // 66: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	24, // 67: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	67, // 68: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	46, // 69: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 70: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	66, // 71: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	49, // 72: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 73: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	52, // 74: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	53, // 75: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	53, // 76: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	53, // 77: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	53, // 78: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	53, // 79: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 80: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 81: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	26, // 82: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	45, // 83: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	48, // 84: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	51, // 85: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	56, // 86: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	20, // 87: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	40, // 88: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	47, // 89: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	50, // 90: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	54, // 91: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	55, // 92: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	87, // [87:93] is the sub-list for method output_type
+	81, // [81:87] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5533,14 +5630,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3102,6 +3102,7 @@ type CreateVolumeRequest struct {
 	Data           uint32 `protobuf:"varint,11,opt,name=data,proto3" json:"data,omitempty"`
 	Parity         uint32 `protobuf:"varint,12,opt,name=parity,proto3" json:"parity,omitempty"`
 	Authentication string `protobuf:"bytes,13,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty means "prefer"
+	Integrity      bool   `protobuf:"varint,14,opt,name=integrity,proto3" json:"integrity,omitempty"`          // as in Layout
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3225,6 +3226,13 @@ func (x *CreateVolumeRequest) GetAuthentication() string {
 		return x.Authentication
 	}
 	return ""
+}
+
+func (x *CreateVolumeRequest) GetIntegrity() bool {
+	if x != nil {
+		return x.Integrity
+	}
+	return false
 }
 
 // Segment is a part of the cluster: the nodes that have all of these labels.
@@ -3543,6 +3551,7 @@ type GetCapacityRequest struct {
 	Pool          string                 `protobuf:"bytes,3,opt,name=pool,proto3" json:"pool,omitempty"`
 	Spread        string                 `protobuf:"bytes,4,opt,name=spread,proto3" json:"spread,omitempty"`
 	Topology      []*Segment             `protobuf:"bytes,5,rep,name=topology,proto3" json:"topology,omitempty"`
+	Integrity     bool                   `protobuf:"varint,6,opt,name=integrity,proto3" json:"integrity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3610,6 +3619,13 @@ func (x *GetCapacityRequest) GetTopology() []*Segment {
 		return x.Topology
 	}
 	return nil
+}
+
+func (x *GetCapacityRequest) GetIntegrity() bool {
+	if x != nil {
+		return x.Integrity
+	}
+	return false
 }
 
 type Capacity struct {
@@ -5277,7 +5293,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\xf6\x03\n" +
+	"\x12DeletePoolResponse\"\x94\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -5294,7 +5310,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	" \x03(\v2\x10.weft.v1.SegmentR\tpreferred\x12\x12\n" +
 	"\x04data\x18\v \x01(\rR\x04data\x12\x16\n" +
 	"\x06parity\x18\f \x01(\rR\x06parity\x12&\n" +
-	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x1a9\n" +
+	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x12\x1c\n" +
+	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
@@ -5331,13 +5348,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
 	"\x14_scrub_every_secondsB\x19\n" +
 	"\x17_scrub_bytes_per_secondB\x1b\n" +
-	"\x19_rebuild_bytes_per_second\"\xa0\x01\n" +
+	"\x19_rebuild_bytes_per_second\"\xbe\x01\n" +
 	"\x12GetCapacityRequest\x12\x16\n" +
 	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
 	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +
 	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06spread\x18\x04 \x01(\tR\x06spread\x12,\n" +
-	"\btopology\x18\x05 \x03(\v2\x10.weft.v1.SegmentR\btopology\"\x97\x01\n" +
+	"\btopology\x18\x05 \x03(\v2\x10.weft.v1.SegmentR\btopology\x12\x1c\n" +
+	"\tintegrity\x18\x06 \x01(\bR\tintegrity\"\x97\x01\n" +
 	"\bCapacity\x12'\n" +
 	"\x0favailable_bytes\x18\x01 \x01(\x04R\x0eavailableBytes\x120\n" +
 	"\x14maximum_volume_bytes\x18\x02 \x01(\x04R\x12maximumVolumeBytes\x120\n" +

@@ -149,6 +149,8 @@ type ImageKind int32
 const (
 	ImageKind_IMAGE_KIND_UNSPECIFIED ImageKind = 0 // plain
 	ImageKind_IMAGE_KIND_PLAIN       ImageKind = 1 // in the leg's extents, one after another
+	// The same, except that the first MiB of each extent holds checksums of the other 255.
+	ImageKind_IMAGE_KIND_CHECKED ImageKind = 2
 )
 
 // Enum value maps for ImageKind.
@@ -156,10 +158,12 @@ var (
 	ImageKind_name = map[int32]string{
 		0: "IMAGE_KIND_UNSPECIFIED",
 		1: "IMAGE_KIND_PLAIN",
+		2: "IMAGE_KIND_CHECKED",
 	}
 	ImageKind_value = map[string]int32{
 		"IMAGE_KIND_UNSPECIFIED": 0,
 		"IMAGE_KIND_PLAIN":       1,
+		"IMAGE_KIND_CHECKED":     2,
 	}
 )
 
@@ -1766,6 +1770,7 @@ type Layout struct {
 	// Each column is a code of data and parity legs; copies is then 0.
 	Data          *uint32 `protobuf:"varint,4,opt,name=data,proto3,oneof" json:"data,omitempty"`
 	Parity        *uint32 `protobuf:"varint,5,opt,name=parity,proto3,oneof" json:"parity,omitempty"`
+	Integrity     bool    `protobuf:"varint,6,opt,name=integrity,proto3" json:"integrity,omitempty"` // a checksum of each block is kept beside the data of each leg
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1833,6 +1838,13 @@ func (x *Layout) GetParity() uint32 {
 		return *x.Parity
 	}
 	return 0
+}
+
+func (x *Layout) GetIntegrity() bool {
+	if x != nil {
+		return x.Integrity
+	}
+	return false
 }
 
 // Extent is a run of 256 MiB extents of a drive.
@@ -3000,14 +3012,15 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\astopped\x18\x03 \x01(\bR\astopped\x12\x1b\n" +
 	"\tmax_moves\x18\x04 \x01(\rR\bmaxMoves\x12\x14\n" +
 	"\x05moves\x18\x05 \x01(\rR\x05moves\x12\x16\n" +
-	"\x06moving\x18\x06 \x01(\rR\x06moving\"\xa5\x01\n" +
+	"\x06moving\x18\x06 \x01(\rR\x06moving\"\xc3\x01\n" +
 	"\x06Layout\x12\x18\n" +
 	"\astripes\x18\x01 \x01(\rR\astripes\x12\x16\n" +
 	"\x06copies\x18\x02 \x01(\rR\x06copies\x12\x1f\n" +
 	"\vchunk_bytes\x18\x03 \x01(\x04R\n" +
 	"chunkBytes\x12\x17\n" +
 	"\x04data\x18\x04 \x01(\rH\x00R\x04data\x88\x01\x01\x12\x1b\n" +
-	"\x06parity\x18\x05 \x01(\rH\x01R\x06parity\x88\x01\x01B\a\n" +
+	"\x06parity\x18\x05 \x01(\rH\x01R\x06parity\x88\x01\x01\x12\x1c\n" +
+	"\tintegrity\x18\x06 \x01(\bR\tintegrityB\a\n" +
 	"\x05_dataB\t\n" +
 	"\a_parity\"4\n" +
 	"\x06Extent\x12\x14\n" +
@@ -3149,10 +3162,11 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x12DRIVE_STATE_FAILED\x10\x04\x12\x18\n" +
 	"\x14DRIVE_STATE_REMOVING\x10\x05\x12\x17\n" +
 	"\x13DRIVE_STATE_OFFLINE\x10\x06\x12\x17\n" +
-	"\x13DRIVE_STATE_SUSPECT\x10<*=\n" +
+	"\x13DRIVE_STATE_SUSPECT\x10<*U\n" +
 	"\tImageKind\x12\x1a\n" +
 	"\x16IMAGE_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
-	"\x10IMAGE_KIND_PLAIN\x10\x01*\x9b\x01\n" +
+	"\x10IMAGE_KIND_PLAIN\x10\x01\x12\x16\n" +
+	"\x12IMAGE_KIND_CHECKED\x10\x02*\x9b\x01\n" +
 	"\bLegState\x12\x19\n" +
 	"\x15LEG_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LEG_STATE_CREATING\x10\x01\x12\x15\n" +

@@ -34,6 +34,14 @@ type Linear struct {
 	Offset block.Size
 }
 
+// Checked maps to extents of a device that also hold checksums of their data, one after another from
+// Offset on: see target/integrity. The kernel has no such target.
+type Checked struct {
+	Device Ref
+	Offset block.Size
+	Leg    block.LegID
+}
+
 // Striped maps chunks to its legs in turn (RAID0).
 type Striped struct {
 	Chunk block.Size
@@ -84,6 +92,7 @@ const (
 
 // Type is the kernel's name of the target.
 func (Linear) Type() string      { return "linear" }
+func (Checked) Type() string     { return "weft-checked" }
 func (Striped) Type() string     { return "striped" }
 func (Mirror) Type() string      { return "mirror" }
 func (ErrorTarget) Type() string { return "error" }
@@ -91,6 +100,8 @@ func (Zero) Type() string        { return "zero" }
 func (o Other) Type() string     { return o.Name }
 
 func (t Linear) String() string { return Leg(t).String() }
+
+func (t Checked) String() string { return fmt.Sprintf("%v %v", Leg{t.Device, t.Offset}, t.Leg) }
 
 func (t Striped) String() string {
 	return fmt.Sprintf("%d %d %s", len(t.Legs), sectors(t.Chunk), joinLegs(t.Legs))
@@ -137,6 +148,8 @@ func joinLegs(legs []Leg) string {
 
 func (t Linear) mapRefs(f func(Ref) Ref) Target { t.Device = f(t.Device); return t }
 
+func (t Checked) mapRefs(f func(Ref) Ref) Target { t.Device = f(t.Device); return t }
+
 func (t Striped) mapRefs(f func(Ref) Ref) Target { t.Legs = mapLegs(t.Legs, f); return t }
 
 func (t Mirror) mapRefs(f func(Ref) Ref) Target {
@@ -160,6 +173,8 @@ func mapLegs(legs []Leg, f func(Ref) Ref) []Leg {
 }
 
 func (t Linear) check() error { return Leg(t).check() }
+
+func (t Checked) check() error { return Leg{t.Device, t.Offset}.check() }
 
 func (t Striped) check() error {
 	if len(t.Legs) == 0 || t.Chunk < 4*block.KiB || t.Chunk&(t.Chunk-1) != 0 {

@@ -128,6 +128,11 @@ func (p *extentIO) startRead(e *effects) {
 		return
 	}
 	if n, _ := p.c.inSync(); n > 0 && p.c.v.cfg.FailMedium && p.kind == kindRead && !p.other && p.err != nil {
+		if n > 1 && p.narrow() {
+			p.startRead(e)
+			return
+		}
+		p.widen()
 		p.answer(p.err, e)
 		return
 	}
@@ -181,11 +186,14 @@ func (p *extentIO) readAnswered(s *legIO, err error, e *effects) {
 	// If the leg was dropped meanwhile, its data may be older than that of the others.
 	gone := l.inc != s.inc || l.state != InSync && !p.c.v.weak.readRebuilding
 	switch {
+	case state == partDone && !gone && p.nextBlock():
 	case state == partDone && !gone:
+		p.widen()
 		p.answer(nil, e)
 		return
 	case err != nil && !gone:
 		p.failedToRead(s.copy, err)
+		p.isSick(s.copy, err, e)
 	}
 	p.start(e)
 }

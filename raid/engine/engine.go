@@ -51,6 +51,12 @@ type Config struct {
 	// from any goroutine and must not block. It may call Status, but no method that
 	// changes the volume. It may be nil.
 	OnEvent func(Event)
+	// OnHealed makes the volume heal: what a copy cannot give a read because it does not match its
+	// checksum is read from another copy and written again, see Repair. It is called with what
+	// became of a range: Repaired, NotRepaired, or NotKnown if no copy can be read. It is called
+	// from any goroutine and must not block. No other host may write meanwhile. Nil: nothing is
+	// healed.
+	OnHealed func(Finding, Outcome, error)
 }
 
 // EventKind is the kind of an Event.

@@ -158,6 +158,7 @@ type extentIO struct {
 	tried    uint8     // reads and copies: a bit for each copy that could not be read
 	other    bool      // one of them failed with something other than a medium error
 	err      error     // the result; of reads the last error
+	whole    whole     // of a read that goes on block by block
 	next     *extentIO // in effects
 	began    int64     // when it came
 	timed    bool      // its latency is measured, and those of its answers
@@ -200,7 +201,7 @@ func (p *extentIO) recycle() {
 	}
 	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
-	p.yielded, p.passed = false, 0
+	p.yielded, p.passed, p.whole = false, 0, whole{}
 	p.fua, p.unmap, p.watched, p.waits = false, false, false, false
 }
 
@@ -222,6 +223,7 @@ type effects struct {
 	ready    *extentIO // to be started: nothing blocks them any more
 	finished *extentIO
 	failures []failure
+	sick     []sick  // to be healed
 	rearm    *column // has something to retry
 	now      int64   // while shards are locked: see time
 }
@@ -271,6 +273,10 @@ func (e *effects) run() {
 			f := e.failures[0]
 			e.failures = e.failures[1:]
 			f.c.legFailed(f, e)
+		case len(e.sick) > 0:
+			x := e.sick[0]
+			e.sick = e.sick[1:]
+			x.c.v.heal(x)
 		case e.rearm != nil:
 			c := e.rearm
 			e.rearm = nil
@@ -437,7 +443,7 @@ func (s *legIO) answered(e *effects) {
 // failed notes the error of the leg, unless an earlier device of it gave it, to a read.
 func (s *legIO) failed(l *leg, err error, e *effects) {
 	p := s.p
-	if s.gen == l.gen && !p.job.quiet(s, err) {
+	if s.gen == l.gen && !p.job.quiet(s, err) && !s.heals(err) {
 		e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
 	}
 }

@@ -311,6 +311,7 @@ func (ln *lane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	default:
 		if err != nil && current {
 			p.failedToRead(s.copy, err)
+			p.isSick(s.copy, err, e)
 		}
 		p.start(e)
 	}

@@ -69,7 +69,8 @@ type Scrub struct {
 	cfg ScrubConfig
 
 	mu       sync.Mutex
-	column   int // of the next comparison
+	queue    []Finding // of the healer: to be repaired
+	column   int       // of the next comparison
 	off      int64
 	settled  ScrubPosition // everything before it is compared, told, and repaired
 	limit    limiter       // guarded by Volume.background
@@ -209,13 +210,14 @@ func (s *Scrub) place() (column int, off int64, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := s.v.plan.legSize(s.v.size.Load()) // it may have grown
+	s.takeQueue()
 	if s.column < len(s.v.columns) && s.off >= size && s.fix.next() == nil {
 		s.column, s.off, s.narrow = s.column+1, 0, 0
 	}
 	switch {
 	case s.v.closed.Load():
 		s.end(block.ErrGone)
-	case s.v.cfg.Layout.Slots() == 1 || s.column >= len(s.v.columns):
+	case s.v.cfg.Layout.Slots() == 1 || s.column >= len(s.v.columns) && s.fix.next() == nil:
 		s.end(nil)
 	}
 	if !s.running || s.asks {

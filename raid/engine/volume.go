@@ -59,6 +59,9 @@ type Volume struct {
 		taken Figures // from the shards
 	}
 
+	healing sync.Mutex // guards heals
+	heals   *Scrub     // nil until a range is to be healed
+
 	background   background
 	rebuildLimit limiter // guarded by background
 }

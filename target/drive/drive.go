@@ -253,7 +253,7 @@ func (d *Drive) endZero(id block.LegID) {
 }
 
 func (d *Drive) zero(ctx context.Context, leg *pb.LegLabel, progress func(done block.Size)) error {
-	before := Zeroed(leg)
+	before := block.Size(zeroedExtents(leg)) * block.ExtentSize
 	tell := func(n block.Size) {
 		if progress != nil {
 			progress(before + n)

@@ -12,7 +12,8 @@ import (
 )
 
 // Image says where the bytes of a leg are on its drive, according to the leg's record or a wanted
-// leg. A plain image is a sequence of extents.
+// leg: in a sequence of extents. In a checked image each extent also holds checksums of its data,
+// see package integrity.
 type Image struct {
 	kind    pb.ImageKind
 	extents []*pb.Extent
@@ -32,21 +33,26 @@ func ImageOf(m interface {
 
 // Check refuses an image of a kind that this program does not know.
 func (i Image) Check() error {
-	if i.kind != pb.ImageKind_IMAGE_KIND_PLAIN {
-		return fmt.Errorf("image of kind %d: this program knows %d (plain)", i.kind, pb.ImageKind_IMAGE_KIND_PLAIN)
+	if i.kind != pb.ImageKind_IMAGE_KIND_PLAIN && !i.Checked() {
+		return fmt.Errorf("image of kind %d: this program knows %d (plain) and %d (checked)", i.kind, pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_CHECKED)
 	}
 	return nil
 }
 
-// Room is the capacity of the image's extents.
-func (i Image) Room() block.Size { return block.Size(i.count()) * block.ExtentSize }
+// Checked reports whether the extents also hold checksums.
+func (i Image) Checked() bool { return i.kind == pb.ImageKind_IMAGE_KIND_CHECKED }
+
+// Room is how much data fits into the image's extents.
+func (i Image) Room() block.Size { return block.Size(i.count()) * i.extentData() }
+
+func (i Image) extentData() block.Size { return block.Layout{Integrity: i.Checked()}.ExtentData() }
 
 func (i Image) count() uint64 { return countExtents(i.extents) }
 
 // Extends reports whether the image equals old or is old after growth: it has the same kind and
 // begins with the same extents in the same order, however they are split into runs.
 func (i Image) Extends(old Image) bool {
-	have, want := i.Segments(old.Room()), old.Segments(0)
+	have, want := i.Segments(block.Size(old.count())*block.ExtentSize), old.Segments(0)
 	return i.kind == old.kind && i.count() >= old.count() && slices.Equal(have, want)
 }
 
@@ -56,7 +62,7 @@ func (i Image) String() string { return fmt.Sprint(i.extents) }
 // Segment is a run of bytes of a device.
 type Segment struct{ Offset, Length block.Size }
 
-// Segments are the byte ranges of the drive that hold the first size bytes of a plain image, in
+// Segments are the byte ranges of the drive that the first size bytes of the image's extents are, in
 // order, adjacent ones merged; size 0 means the whole image.
 func (i Image) Segments(size block.Size) []Segment {
 	left := size

@@ -100,7 +100,9 @@ func countExtents(extents []*pb.Extent) (n uint64) {
 
 // Zeroed is how much of a leg, from its beginning, has been zeroed or holds its data. The rest may
 // still hold data of another leg.
-func Zeroed(leg *pb.LegLabel) block.Size { return block.Size(zeroedExtents(leg)) * block.ExtentSize }
+func Zeroed(leg *pb.LegLabel) block.Size {
+	return block.Size(zeroedExtents(leg)) * ImageOf(leg).extentData()
+}
 
 // Whole reports whether a leg is completely zeroed or holds its data.
 func Whole(leg *pb.LegLabel) bool { return zeroedExtents(leg) == countExtents(leg.GetExtents()) }
@@ -236,7 +238,7 @@ func checkRecord(leg *pb.LegLabel) error {
 func Layout(l *pb.Layout) block.Layout {
 	return block.Layout{
 		Stripes: int(l.GetStripes()), Copies: int(l.GetCopies()), Chunk: block.Size(l.GetChunkBytes()),
-		Data: int(l.GetData()), Parity: int(l.GetParity()),
+		Data: int(l.GetData()), Parity: int(l.GetParity()), Integrity: l.GetIntegrity(),
 	}
 }
 

@@ -87,7 +87,7 @@ func (l *Legs) do(s dm.Step) error {
 }
 
 func (l *Legs) create(d dm.Device) error {
-	t, err := l.load(d.Table)
+	t, err := l.load(d.Table, nil)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,14 @@ func (l *Legs) create(d dm.Device) error {
 }
 
 func (l *Legs) reload(d dm.Device) error {
-	t, err := l.load(d.Table)
+	before := l.tableOf(d.Name)
+	if before.otherDrive(d.Table) { // two at once would spoil one another's checksums
+		if err := l.unload(d.Name); err != nil {
+			return err
+		}
+		before = nil
+	}
+	t, err := l.load(d.Table, before)
 	if err != nil {
 		return err
 	}
@@ -119,6 +126,38 @@ func (l *Legs) reload(d dm.Device) error {
 	return old.retire()
 }
 
+// tableOf is the table of a mapped leg, nil if there is none.
+func (l *Legs) tableOf(name string) *table {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m := l.mapped[name]; m != nil {
+		return m.linear.table.Load()
+	}
+	return nil
+}
+
+// otherDrive reports whether a leg with checksums is to be mapped on another drive than it is on.
+func (t *table) otherDrive(next dm.Table) bool {
+	if t == nil || len(next) == 0 {
+		return false
+	}
+	_, sums := t.below.(*checked)
+	device, _, _ := placeOf(next[0].Target)
+	number, _ := device.Number()
+	return sums && number != t.number
+}
+
+// unload takes the table from a leg; its I/O fails until it gets another one.
+func (l *Legs) unload(name string) error {
+	l.mu.Lock()
+	m := l.mapped[name]
+	l.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	return m.linear.swap(nil).retire()
+}
+
 func (l *Legs) remove(name string) error {
 	l.mu.Lock()
 	m := l.mapped[name]
@@ -130,15 +169,19 @@ func (l *Legs) remove(name string) error {
 	return m.linear.swap(nil).retire()
 }
 
-// load opens the drive under a table.
-func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
+// load opens the drive under a table, which replaces another one unless that is nil.
+func (l *Legs) load(t dm.Table, before *table) (_ *table, retErr error) {
 	if err := t.Check(); err != nil {
+		return nil, err
+	}
+	sums, err := isChecked(t)
+	if err != nil {
 		return nil, err
 	}
 	out := &table{}
 	for _, row := range t {
-		target, ok := row.Target.(dm.Linear)
-		number, plain := target.Device.Number()
+		device, offset, ok := placeOf(row.Target)
+		number, plain := device.Number()
 		if !ok || !plain {
 			return nil, fmt.Errorf("%v: only linear maps of a drive are supported here", row)
 		}
@@ -150,16 +193,38 @@ func (l *Legs) load(t dm.Table) (_ *table, retErr error) {
 			out.below, out.number = below, number
 			defer func() {
 				if retErr != nil {
-					retErr = errors.Join(retErr, below.Close())
+					retErr = errors.Join(retErr, out.below.Close())
 				}
 			}()
 		}
 		if number != out.number {
 			return nil, fmt.Errorf("%v: a leg lies on one drive", row)
 		}
-		out.segments = append(out.segments, segment{start: int64(row.Start), length: int64(row.Length), offset: int64(target.Offset)})
+		out.segments = append(out.segments, segment{start: int64(row.Start), length: int64(row.Length), offset: int64(offset)})
+	}
+	if sums {
+		var old *checked
+		if before != nil && before.number == out.number {
+			old, _ = before.below.(*checked)
+		}
+		leg, err := openChecked(t, out.below, old)
+		if err != nil {
+			return nil, err
+		}
+		out.below, out.segments = leg, []segment{{length: int64(t.Size())}}
 	}
 	return out, out.settle(t.Size())
+}
+
+// placeOf is where a row of a leg's table is.
+func placeOf(t dm.Target) (device dm.Ref, offset block.Size, ok bool) {
+	switch t := t.(type) {
+	case dm.Linear:
+		return t.Device, t.Offset, true
+	case dm.Checked:
+		return t.Device, t.Offset, true
+	}
+	return "", 0, false
 }
 
 // Figures returns the I/O of the named legs since each was mapped.

@@ -35,6 +35,7 @@ type TargetReport struct {
 	// Authenticates: whether it can demand that hosts prove their identity.
 	Authenticates Ability
 	Refusals      Refusals
+	Integrity     bool // it can keep legs with checksums
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
@@ -233,6 +234,7 @@ type AttachmentReport struct {
 	GaveUp      GaveUp       // zero: it has not
 	Scrub       *ScrubReport // nil: none has begun
 	Scrubs      bool         // the host can compare copies
+	Heals       *HealReport  // nil: there was none
 	Copies      []CopyReport // of the legs that it copies to
 }
 

@@ -14,7 +14,7 @@ import (
 
 // layout returns the layout of the requested volume with this many stripes.
 func (in CreateVolume) layout(stripes int) block.Layout {
-	return block.Layout{Stripes: stripes, Copies: in.Copies, Chunk: in.Chunk, Data: in.Data, Parity: in.Parity}
+	return block.Layout{Stripes: stripes, Copies: in.Copies, Chunk: in.Chunk, Data: in.Data, Parity: in.Parity, Integrity: in.Integrity}
 }
 
 // group returns the redundancy group that each column of the requested volume will be.

@@ -26,7 +26,7 @@ func TestAnImageOfAnUnknownKindIsRefusedByName(t *testing.T) {
 		}
 		records[i].Value = bytes.Replace(records[i].Value, []byte(`"extents":[`), []byte(`"image":"MAPPED","extents":[`), 1)
 	}
-	if _, err := Load(records); err == nil || !strings.Contains(err.Error(), `image of kind "MAPPED": this version knows plain ones`) {
+	if _, err := Load(records); err == nil || !strings.Contains(err.Error(), `image of kind "MAPPED": this version knows plain ones, and those with checksums`) {
 		t.Errorf("a mapped image: %v", err)
 	}
 }

@@ -128,6 +128,7 @@ func TestWhatThisVersionAddsWaitsForItsLevel(t *testing.T) {
 	}
 	for name, in := range map[string]Input{
 		"a token":        CreateToken{ID: "1", Hash: "hash", Subject: trust.Subject{Name: "t1", Role: "target"}},
+		"integrity":      CreateVolume{Name: "db1", Size: 1 << 30, Integrity: true, Seed: testSeed(2)},
 		"authentication": CreateVolume{Name: "db1", Size: 1 << 30, Authentication: block.AuthenticationRequire, Seed: testSeed(2)},
 	} {
 		var refused *Error

@@ -309,6 +309,9 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
+	if on.report == nil || on.report.Integrity != r.Integrity {
+		t.s.fields = nil
+	}
 	if !on.status.Online {
 		t.s.fields = nil
 		t.backFromMaintenance(r.Node, on)
@@ -399,6 +402,9 @@ func (t *tx) initiatorSays(on *initiator, r *InitiatorReport) {
 	for _, a := range r.Attachments {
 		if (a.Phase == PhaseDetachedClean || a.GaveUp.Why != "") && t.peek(a.Volume) != nil {
 			t.unsure[a.Volume] = true // the host may have released it without a Detach
+		}
+		if v := t.peek(a.Volume); v != nil && v.Heals.lacks(a.Heals) {
+			t.unsure[a.Volume] = true
 		}
 	}
 }

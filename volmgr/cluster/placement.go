@@ -141,7 +141,7 @@ func (in CreateVolume) legs(places []placement.Place) (legs []Leg) {
 	for _, at := range places {
 		legs = append(legs, Leg{
 			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
-			Drive: at.Drive.ID, Node: at.Drive.Node, Image: image.Of(at.Extents), State: LegCreating, Revision: 1,
+			Drive: at.Drive.ID, Node: at.Drive.Node, Image: image.For(in.layout(1), at.Extents), State: LegCreating, Revision: 1,
 		})
 	}
 	setPlaces(legs)
@@ -170,13 +170,13 @@ type usable struct {
 
 // field returns the drives that a request can use.
 func (s *State) field(pool *Pool, in CreateVolume) *field {
-	key := strings.Join([]string{pool.Name, in.Spread, in.topology()}, "\x00")
+	key := strings.Join([]string{pool.Name, in.Spread, in.topology(), strconv.FormatBool(in.Integrity)}, "\x00")
 	if f := s.fields[key]; f != nil {
 		return f
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n)
+		allowed[name] = s.mayHold(in, n)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
@@ -193,6 +193,11 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 	}
 	s.fields[key] = f
 	return f
+}
+
+// mayHold reports whether legs of the requested volume may be placed on a node now.
+func (s *State) mayHold(in CreateVolume, n *Node) bool {
+	return s.targetOnline(n.Name) && !s.stops(n.Name) && n.shunned() == "" && in.allows(n) && s.keeps(in.layout(1), n.Name)
 }
 
 // topology is the text of the segments that the request allows.
@@ -242,6 +247,8 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = "its target is offline"
 		case s.stops(d.Node):
 			why = "its target is stopping"
+		case !s.keeps(in.layout(1), d.Node):
+			why = cannotCheck
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case d.Suspect() != "":
@@ -260,6 +267,14 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 	}
 	slices.Sort(refusals)
 	return usable, refusals
+}
+
+const cannotCheck = "its target cannot keep checksums: it is of an older version, or serves through the kernel"
+
+// keeps reports whether a target that is online can keep the legs of a layout.
+func (s *State) keeps(l block.Layout, node block.NodeName) bool {
+	on := s.targets[node]
+	return !l.Integrity || on != nil && on.report != nil && on.report.Integrity
 }
 
 // carved returns the extents of a drive that legs occupy, sorted except for the strays at
@@ -369,7 +384,7 @@ func (s *State) offlineDomains(pool *Pool, in CreateVolume, have map[string]map[
 
 // noSpace says, drive by drive, why a volume does not fit.
 func (s *State) noSpace(pool *Pool, in CreateVolume, layout block.Layout, drives []*placement.Drive, refusals []string) error {
-	need := layout.LegSize(in.Size).RoundUp(block.ExtentSize)
+	need := block.Size(layout.LegExtents(in.Size)) * block.ExtentSize
 	record := in.record(layout).Size()
 	var full []string
 	var room block.Size

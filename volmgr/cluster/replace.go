@@ -275,7 +275,7 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 	}
 	l := Leg{
 		ID: block.LegID{UUID: t.seedFor(v, column).id(nth)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
-		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.Of(place.Extents), State: LegStale, Revision: 1,
+		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.For(v.Layout, place.Extents), State: LegStale, Revision: 1,
 		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, CopyAllSince: 1, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
 	}
 	v.Legs = append(v.Legs, l)
@@ -338,7 +338,7 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 	if pool == nil {
 		return placement.Place{}, noPool(v.Pool)
 	}
-	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk}
+	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity}
 	request := s.requestLeg(v, seed, at)
 	if some, _ := s.fitting(v, column, to, s.sample(pool, in, request.Random, at), at); len(some) > 0 {
 		if _, places := placement.Choose(some, request); places != nil {
@@ -359,14 +359,14 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 	slices.Sort(refusals)
 	e := &Error{
 		Kind: ResourceExhausted, Reason: ReasonNoSpace, Object: v.object(),
-		Text: fmt.Sprintf("%s: no place for another copy of column %d, which takes %s%s", v.object(), column, v.Layout.LegSize(v.planned()).RoundUp(block.ExtentSize).Short(), listed(refusals)),
+		Text: fmt.Sprintf("%s: no place for another copy of column %d, which takes %s%s", v.object(), column, (block.Size(v.Layout.LegExtents(v.planned())) * block.ExtentSize).Short(), listed(refusals)),
 	}
 	return placement.Place{}, e.hint("add a drive in pool %s with `weft drive add`, on a node that holds no copy of this column", v.Pool)
 }
 
 // requestLeg is one leg of a volume as placement sees it.
 func (s *State) requestLeg(v *Volume, seed Seed, at lookup) placement.Request {
-	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk}
+	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity}
 	return placement.Request{
 		Size: v.Layout.LegSize(v.planned()), Stripes: 1,
 		Layout: func(int) block.Layout { return one },
@@ -432,6 +432,14 @@ func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Dri
 	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
 		return "it takes no new legs"
 	}
+	if !s.keeps(v.Layout, x.Node) {
+		return cannotCheck
+	}
+	return s.besides(v, column, x, at)
+}
+
+// besides says why a drive cannot hold another leg beside those that a column has; empty if it can.
+func (s *State) besides(v *Volume, column int, x *placement.Drive, at lookup) string {
 	for _, l := range v.column(column) {
 		n := at.node(l.Node)
 		switch leaves := s.leaves(l, n, at.drive(l.Drive)) != ""; {

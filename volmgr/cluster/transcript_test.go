@@ -86,6 +86,7 @@ type scriptHost struct {
 	gaveUp GaveUp
 	whole  bool // it compares all of the copies
 	scrub  *ScrubReport
+	heals  *HealReport
 	scrubs bool
 	copies []CopyReport
 	old    block.Epoch // an older epoch that it reports on; 0: the volume's
@@ -434,7 +435,7 @@ func (s *script) hostReport(name string) InitiatorReport {
 				grant = a.Grant
 			}
 			a := AttachmentReport{Volume: v.ID, Epoch: v.Epoch, Grant: grant, Phase: h.phase[volume], Device: "/dev/weft/" + volume, GaveUp: h.gaveUp}
-			a.Scrub, a.Scrubs, a.Copies = h.scrub, h.scrubs, h.copies
+			a.Scrub, a.Scrubs, a.Copies, a.Heals = h.scrub, h.scrubs, h.copies, h.heals
 			if a.Phase == PhaseEqualizing && h.whole {
 				a.WaitingFor, a.ResyncDone, a.ResyncTotal = "all of the copies to be compared, because of the host's reason", block.GiB, 8*block.GiB
 			}

@@ -215,6 +215,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleCopies(id, ask)
 	t.settleAsked(id, ask)
 	t.settleScrub(id)
+	t.settleHeals(id)
 	t.settleRebuilds(id)
 }
 

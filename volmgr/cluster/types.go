@@ -315,6 +315,8 @@ type Volume struct {
 	ScrubEvery time.Duration `json:"scrub_every,omitempty"`
 	ScrubRate  block.Size    `json:"scrub_rate,omitempty"`
 	ScrubSince time.Time     `json:"scrub_since,omitzero"`
+	// Heals counts what did not match its checksum; nil: nothing. It is never changed in place.
+	Heals *Heals `json:"heals,omitempty"`
 	// RebuildRate is the most that its host copies to legs in a second, all of them together; 0:
 	// no limit.
 	RebuildRate block.Size `json:"rebuild_rate,omitempty"`

@@ -152,6 +152,7 @@ type CreateVolume struct {
 	Labels       map[string]string
 	// Authentication is one of block.PropertyAuthentication; empty means its default.
 	Authentication string
+	Integrity      bool // targets keep a checksum of each block
 	// The node of each leg must have the labels of one of Topology's segments; empty: any
 	// node. Among those, nodes of an earlier segment of Preferred are better.
 	Topology  []Segment
@@ -233,6 +234,8 @@ func (in CreateVolume) differs(v *Volume) error {
 		return conflict(v.object(), "stripes", v.Layout.Stripes, in.Stripes)
 	case in.Chunk != v.Layout.Chunk:
 		return conflict(v.object(), "chunk_bytes", v.Layout.Chunk, in.Chunk)
+	case in.Integrity != v.Layout.Integrity:
+		return conflict(v.object(), block.PropertyIntegrity.Field, v.Layout.Integrity, in.Integrity)
 	case in.Pool != v.Pool:
 		return conflict(v.object(), "pool", v.Pool, in.Pool)
 	case in.Spread != v.Spread:
@@ -257,6 +260,11 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 	}
 	if in.Authentication != "" {
 		if err := t.needs("s", block.PropertyAuthentication.Field+" "+in.Authentication); err != nil {
+			return nil, err
+		}
+	}
+	if in.Integrity {
+		if err := t.needs("s", block.PropertyIntegrity.Field); err != nil {
 			return nil, err
 		}
 	}

@@ -49,6 +49,7 @@ const (
 	ScrubBegan       = "volume.scrubbing" // its host compares its copies
 	ScrubFound       = "volume.scrub-found"
 	ScrubRepair      = "volume.scrub-repair" // what became of a range that was found and was to be repaired
+	ReadRepair       = "volume.read-repair"  // a range of a copy did not match its checksum when it was read
 	ScrubPaused      = "volume.scrub-paused" // or it goes on
 	ScrubEnded       = "volume.scrubbed"
 	VolumeDeleting   = "volume.deleting"

@@ -19,8 +19,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Image says where the bytes of a leg are on its drive. A plain image is the leg's extents,
-// one after another.
+// Image says where the bytes of a leg are on its drive: in its extents, one after another. Those of
+// a checked image also hold checksums.
 type Image struct {
 	Kind    Kind     `json:"image,omitempty"`
 	Extents []Extent `json:"extents"`
@@ -29,16 +29,27 @@ type Image struct {
 // Kind is the format of an image.
 type Kind string
 
-// Plain is the kind of every image so far; stores do not spell it out.
-const Plain Kind = ""
+// The kinds of images.
+const (
+	Plain   Kind = ""        // stores do not spell it out
+	Checked Kind = "CHECKED" // each extent holds the checksums of its data
+)
 
 // Of returns the plain image of these extents.
 func Of(extents []Extent) Image { return Image{Plain, extents} }
 
+// For returns the image of these extents for a leg of a layout.
+func For(l block.Layout, extents []Extent) Image {
+	if l.Integrity {
+		return Image{Checked, extents}
+	}
+	return Of(extents)
+}
+
 // Check refuses an image of a kind that this version does not know.
 func (i Image) Check() error {
-	if i.Kind != Plain {
-		return fmt.Errorf("image of kind %q: this version knows plain ones", i.Kind)
+	if i.Kind != Plain && i.Kind != Checked {
+		return fmt.Errorf("image of kind %q: this version knows plain ones, and those with checksums", i.Kind)
 	}
 	return nil
 }

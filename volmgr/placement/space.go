@@ -53,7 +53,7 @@ func (s Space) Available() block.Size {
 			copies += min(in, n)
 		}
 		return copies >= n*uint64(g.Members)
-	})) * block.Size(g.Needs) * block.ExtentSize
+	})) * block.Size(g.Needs) * s.request.Layout(1).ExtentData()
 }
 
 // Maximum is the largest volume that can be placed, with any number of stripes that
@@ -64,7 +64,7 @@ func (s Space) Maximum() (best block.Size) {
 		least, most = 1, max(1, min(mostAutoStripes, s.drives/g.Members))
 	}
 	for stripes := least; stripes <= most; stripes++ {
-		size := block.Size(s.legExtents(stripes)) * block.ExtentSize * block.Size(stripes*g.Needs)
+		size := block.Size(s.legExtents(stripes)) * s.request.Layout(1).ExtentData() * block.Size(stripes*g.Needs)
 		size = min(size, s.maximum)
 		if s.request.Stripes != 0 || size > 0 && autoStripes(size, g.Members, s.drives) >= stripes {
 			best = max(best, size)

@@ -274,6 +274,8 @@ func statusOfError(err error, op block.Op) nvmetcp.Status {
 		return nvmetcp.NamespaceWriteProtected | dnr
 	case errors.Is(err, block.ErrUnsupported):
 		return nvmetcp.InvalidOpcode | dnr
+	case errors.Is(err, block.ErrChecksum) && op == block.OpRead:
+		return nvmetcp.GuardCheckError | dnr
 	case errors.Is(err, block.ErrMedium) && op == block.OpRead:
 		return nvmetcp.UnrecoveredReadError | dnr
 	case errors.Is(err, block.ErrMedium):

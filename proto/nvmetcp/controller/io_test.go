@@ -161,6 +161,7 @@ func TestADevicesErrorsHaveTheirStatus(t *testing.T) {
 		read, write nvmetcp.Status
 	}{
 		{block.ErrMedium, nvmetcp.UnrecoveredReadError, nvmetcp.WriteFault},
+		{block.ErrChecksum, nvmetcp.GuardCheckError, nvmetcp.WriteFault},
 		{block.ErrRange, nvmetcp.LBAOutOfRange, nvmetcp.LBAOutOfRange},
 		{block.ErrReadOnly, nvmetcp.NamespaceWriteProtected, nvmetcp.NamespaceWriteProtected},
 		{block.ErrUnsupported, nvmetcp.InvalidOpcode, nvmetcp.InvalidOpcode},

@@ -5,7 +5,9 @@ package host
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/block/ramdisk"
@@ -69,6 +71,64 @@ func stream(b *testing.B, d block.Device, op block.Op, size, depth int) {
 	}
 	b.StopTimer()
 	b.ReportMetric(float64(share*depth)/b.Elapsed().Seconds(), "IOPS")
+}
+
+// BenchmarkDigests compares connections whose headers and data carry checksums with those that do
+// not, in turns, and reports by how much more time an IO takes.
+func BenchmarkDigests(b *testing.B) {
+	for _, c := range []struct {
+		op    block.Op
+		size  int
+		depth int
+	}{
+		{block.OpRead, 4096, 1}, {block.OpRead, 4096, 32}, {block.OpWrite, 4096, 1}, {block.OpWrite, 4096, 32},
+		{block.OpRead, 128 << 10, 8}, {block.OpWrite, 128 << 10, 8},
+	} {
+		b.Run(fmt.Sprintf("%v/%dk/depth%d", c.op, c.size>>10, c.depth), func(b *testing.B) {
+			w := newWorld(b, ramdisk.New(64*block.MiB, blocks))
+			var devices [2]block.Device
+			for i := range devices {
+				cfg := w.config()
+				cfg.HeaderDigest, cfg.DataDigest = i == 1, i == 1
+				devices[i] = space(b, connect(b, cfg), uuidA)
+			}
+			const rounds = 40
+			var took [2][]float64
+			n := max(c.depth, b.N/rounds)
+			for round := range 2 * rounds {
+				i := (round + round/2) % 2 // each is now and then the first
+				began := time.Now()
+				turn(b, devices[i], c.op, c.size, c.depth, n)
+				took[i] = append(took[i], time.Since(began).Seconds())
+			}
+			var ratios []float64
+			for r := range took[0] {
+				ratios = append(ratios, took[1][r]/took[0][r])
+			}
+			slices.Sort(ratios)
+			b.ReportMetric(100*(ratios[len(ratios)/2]-1), "%more")
+		})
+	}
+}
+
+// turn does n IOs, depth at a time.
+func turn(b *testing.B, d block.Device, op block.Op, size, depth, n int) {
+	free := make(chan *block.IO, depth)
+	for range depth {
+		free <- &block.IO{Op: op, Len: int64(size), Data: make([]byte, size), Done: func(io *block.IO) { free <- io }}
+	}
+	slots := int64(d.Geometry().Size) / int64(size)
+	for i := range n + depth {
+		io := <-free
+		if io.Err != nil {
+			b.Fatal(io.Err)
+		}
+		if i >= n {
+			continue
+		}
+		io.Off = int64(i*7919) % slots * int64(size)
+		d.Submit(io)
+	}
 }
 
 // BenchmarkAuthentication compares connections without authentication with those that Weft
