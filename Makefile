@@ -49,7 +49,7 @@ lint: ## check formatting, vet, staticcheck, import arrows and style
 	go test ./e2e/lint
 
 unit: ## run the unit and property tests, which need no special kernel
-	@e2e/again.sh 5 ./... -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
+	@e2e/again.sh 10 ./... -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
 
 kernel: ## test the harness and the kernel wrappers on a real kernel, in virtual machines
 	e2e/again.sh 5 './e2e/vm ./e2e' -count=1 -v -p 1 -timeout 30m -run '^TestKernel'
