@@ -789,6 +789,7 @@ type TargetReport struct {
 	// Unset: none, or the data path does not count them, as the kernel's does not.
 	Refusals      *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"` // the newest that the agent knows; 0: it is of a version before levels
+	Thin          bool      `protobuf:"varint,22,opt,name=thin,proto3" json:"thin,omitempty"`   // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -970,6 +971,13 @@ func (x *TargetReport) GetLevel() uint32 {
 	return 0
 }
 
+func (x *TargetReport) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Refusals are the connections whose hosts had to prove their identity and did not, since the
 // agent started.
 type Refusals struct {
@@ -1061,7 +1069,9 @@ type DriveReport struct {
 	Legs            []*LegLabel            `protobuf:"bytes,7,rep,name=legs,proto3" json:"legs,omitempty"`
 	// It changes when acknowledged but unflushed writes may be lost: a flush failed, the
 	// drive was away, or the machine has booted.
-	Incarnation   string `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation   string       `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Trees         []*TreeLabel `protobuf:"bytes,9,rep,name=trees,proto3" json:"trees,omitempty"`
+	Reserve       []*Extent    `protobuf:"bytes,10,rep,name=reserve,proto3" json:"reserve,omitempty"` // that the target may give to its trees by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1152,6 +1162,127 @@ func (x *DriveReport) GetIncarnation() string {
 	return ""
 }
 
+func (x *DriveReport) GetTrees() []*TreeLabel {
+	if x != nil {
+		return x.Trees
+	}
+	return nil
+}
+
+func (x *DriveReport) GetReserve() []*Extent {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
+// TreeLabel is the record of a tree of layers on its drive: of the extents that its legs share. It
+// goes with its last leg.
+type TreeLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TreeId        string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`      // the first one is the home extent
+	Formatted     bool                   `protobuf:"varint,3,opt,name=formatted,proto3" json:"formatted,omitempty"` // it was completely written once; before that nothing is in it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeLabel) Reset() {
+	*x = TreeLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeLabel) ProtoMessage() {}
+
+func (x *TreeLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeLabel.ProtoReflect.Descriptor instead.
+func (*TreeLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TreeLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
+func (x *TreeLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+func (x *TreeLabel) GetFormatted() bool {
+	if x != nil {
+		return x.Formatted
+	}
+	return false
+}
+
+// ReserveLabel is the record of a drive's reserve.
+type ReserveLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extents       []*Extent              `protobuf:"bytes,1,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveLabel) Reset() {
+	*x = ReserveLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveLabel) ProtoMessage() {}
+
+func (x *ReserveLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveLabel.ProtoReflect.Descriptor instead.
+func (*ReserveLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReserveLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
 // LegLabel is a leg's record on its drive. The records suffice to rebuild the manager's store.
 type LegLabel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1171,15 +1302,18 @@ type LegLabel struct {
 	BootId string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// The drive's incarnation (see DriveReport) in which the field volume was last
 	// written here; empty if unknown. If it has changed since, the same may be lost.
-	Incarnation   string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Image         ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	Incarnation string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Image       ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	// The tree that a mapped leg is in. Such a leg has no extents of its own; zeroed says that its tree
+	// has it, and zeroed_extents its size there, in extents, rounded up.
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegLabel) Reset() {
 	*x = LegLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1325,7 @@ func (x *LegLabel) String() string {
 func (*LegLabel) ProtoMessage() {}
 
 func (x *LegLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1338,7 @@ func (x *LegLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLabel.ProtoReflect.Descriptor instead.
 func (*LegLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LegLabel) GetLegId() string {
@@ -1291,6 +1425,13 @@ func (x *LegLabel) GetImage() ImageKind {
 	return ImageKind_IMAGE_KIND_UNSPECIFIED
 }
 
+func (x *LegLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
 type VolumeLabel struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1327,7 +1468,7 @@ type VolumeLabel struct {
 
 func (x *VolumeLabel) Reset() {
 	*x = VolumeLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1480,7 @@ func (x *VolumeLabel) String() string {
 func (*VolumeLabel) ProtoMessage() {}
 
 func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1493,7 @@ func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLabel.ProtoReflect.Descriptor instead.
 func (*VolumeLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VolumeLabel) GetVolumeId() string {
@@ -1495,13 +1636,15 @@ type LegReport struct {
 	ZeroedBytes   uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // readable and writable, also by the hosts that the leg is exported to
+	UsedBytes     uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of a mapped leg: the space that its tree has given to data, as of some seconds ago
+	Full          bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
 	*x = LegReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1656,7 @@ func (x *LegReport) String() string {
 func (*LegReport) ProtoMessage() {}
 
 func (x *LegReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1669,7 @@ func (x *LegReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReport.ProtoReflect.Descriptor instead.
 func (*LegReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LegReport) GetLegId() string {
@@ -1564,6 +1707,20 @@ func (x *LegReport) GetSizeBytes() uint64 {
 	return 0
 }
 
+func (x *LegReport) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *LegReport) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
 // Admission states that this node does not export the volume at any epoch below this
 // one, and that it cannot be written through this node at such an epoch: the older
 // controllers are gone, their I/O is drained, and the epoch is on the drives' labels.
@@ -1577,7 +1734,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1746,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1759,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Admission) GetVolumeId() string {
@@ -1630,7 +1787,7 @@ type ExportReport struct {
 
 func (x *ExportReport) Reset() {
 	*x = ExportReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1642,7 +1799,7 @@ func (x *ExportReport) String() string {
 func (*ExportReport) ProtoMessage() {}
 
 func (x *ExportReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1655,7 +1812,7 @@ func (x *ExportReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportReport.ProtoReflect.Descriptor instead.
 func (*ExportReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExportReport) GetNqn() string {
@@ -1691,14 +1848,15 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	MayStop       bool           `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	Space         []*WantedSpace `protobuf:"bytes,10,rep,name=space,proto3" json:"space,omitempty"` // drives that are not listed have none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetWanted) Reset() {
 	*x = TargetWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1868,7 @@ func (x *TargetWanted) String() string {
 func (*TargetWanted) ProtoMessage() {}
 
 func (x *TargetWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1881,7 @@ func (x *TargetWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetWanted.ProtoReflect.Descriptor instead.
 func (*TargetWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TargetWanted) GetGeneration() uint64 {
@@ -1789,6 +1947,67 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+func (x *TargetWanted) GetSpace() []*WantedSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+// WantedSpace lists the extents of a drive that the trees on it may have, besides those that they
+// have already. What no tree has is the drive's reserve. The target gives up what is not listed.
+type WantedSpace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DriveId       string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedSpace) Reset() {
+	*x = WantedSpace{}
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedSpace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedSpace) ProtoMessage() {}
+
+func (x *WantedSpace) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedSpace.ProtoReflect.Descriptor instead.
+func (*WantedSpace) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WantedSpace) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *WantedSpace) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
 // has had its label is not listed: if it comes up blank its data is lost, and a new
 // label must not hide that.
@@ -1807,7 +2026,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +2038,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +2051,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1894,14 +2113,15 @@ type WantedLeg struct {
 	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
-	Blank         bool `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	Blank         bool   `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2133,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2146,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2013,6 +2233,13 @@ func (x *WantedLeg) GetBlank() bool {
 	return false
 }
 
+func (x *WantedLeg) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -2035,7 +2262,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2274,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2287,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2153,7 +2380,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2392,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2405,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2206,7 +2433,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2445,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2458,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2279,7 +2506,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2518,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2531,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2434,7 +2661,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2673,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2686,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2493,7 +2720,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2732,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2745,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2560,7 +2787,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2799,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2812,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2720,7 +2947,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2959,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2972,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2786,7 +3013,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +3025,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +3038,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2846,7 +3073,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +3085,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +3098,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2969,7 +3196,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3208,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3221,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3028,7 +3255,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3267,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3280,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3121,7 +3348,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3360,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3373,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3168,7 +3395,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3407,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3420,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3223,7 +3450,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3462,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3475,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3286,7 +3513,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3525,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3538,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3362,7 +3589,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3601,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3614,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3449,13 +3676,14 @@ type WantedAttachment struct {
 	SinceEpoch            uint64 `protobuf:"varint,16,opt,name=since_epoch,json=sinceEpoch,proto3" json:"since_epoch,omitempty"`
 	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
+	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped: what is all zeroes is copied to them as zeroes, which take no space
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3695,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3708,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3595,6 +3823,13 @@ func (x *WantedAttachment) GetRebuildBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *WantedAttachment) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
 // no longer listed stops. Each new one needs a new id.
 type Scrub struct {
@@ -3615,7 +3850,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3862,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3875,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Scrub) GetId() string {
@@ -3705,7 +3940,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3952,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3965,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Hold) GetId() string {
@@ -3788,7 +4023,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +4035,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +4048,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3964,7 +4199,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4211,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4224,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4063,7 +4298,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4310,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4323,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4133,7 +4368,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4380,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4393,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4201,7 +4436,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4448,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4461,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4268,7 +4503,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4515,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4528,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4328,7 +4563,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4575,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4588,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4392,7 +4627,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4639,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4652,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4475,7 +4710,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4722,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4735,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4584,7 +4819,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4831,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4844,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4662,7 +4897,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +4909,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +4922,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4701,7 +4936,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +4948,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +4961,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4759,7 +4994,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +5006,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +5019,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -4861,7 +5096,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xdc\x06\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xf0\x06\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4889,7 +5124,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\bstopping\x18\x12 \x01(\bR\bstopping\x126\n" +
 	"\rauthenticates\x18\x13 \x01(\x0e2\x10.weft.v1.AbilityR\rauthenticates\x12-\n" +
 	"\brefusals\x18\x14 \x01(\v2\x11.weft.v1.RefusalsR\brefusals\x12\x14\n" +
-	"\x05level\x18\x15 \x01(\rR\x05level\x1a9\n" +
+	"\x05level\x18\x15 \x01(\rR\x05level\x12\x12\n" +
+	"\x04thin\x18\x16 \x01(\bR\x04thin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -4898,7 +5134,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03nqn\x18\x02 \x01(\tR\x03nqn\x12\x19\n" +
 	"\bhost_nqn\x18\x03 \x01(\tR\ahostNqn\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x83\x02\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x02\n" +
 	"\vDriveReport\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x1d\n" +
 	"\n" +
@@ -4908,7 +5144,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x10label_generation\x18\x05 \x01(\x04R\x0flabelGeneration\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
 	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\x12 \n" +
-	"\vincarnation\x18\b \x01(\tR\vincarnation\"\x8d\x03\n" +
+	"\vincarnation\x18\b \x01(\tR\vincarnation\x12(\n" +
+	"\x05trees\x18\t \x03(\v2\x12.weft.v1.TreeLabelR\x05trees\x12)\n" +
+	"\areserve\x18\n" +
+	" \x03(\v2\x0f.weft.v1.ExtentR\areserve\"m\n" +
+	"\tTreeLabel\x12\x17\n" +
+	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\x12\x1c\n" +
+	"\tformatted\x18\x03 \x01(\bR\tformatted\"9\n" +
+	"\fReserveLabel\x12)\n" +
+	"\aextents\x18\x01 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa6\x03\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -4922,7 +5167,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb8\x05\n" +
+	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xb8\x05\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -4951,21 +5197,24 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
 	"\fzeroed_bytes\x18\x03 \x01(\x04R\vzeroedBytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\">\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12\x12\n" +
+	"\x04full\x18\a \x01(\bR\x04full\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\x89\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -4980,7 +5229,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\xa5\x01\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\x12*\n" +
+	"\x05space\x18\n" +
+	" \x03(\v2\x14.weft.v1.WantedSpaceR\x05space\"S\n" +
+	"\vWantedSpace\x12\x19\n" +
+	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -4988,7 +5242,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf7\x02\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x90\x03\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -5003,7 +5257,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
-	"\x05blank\x18\f \x01(\bR\x05blank\"\xe2\x02\n" +
+	"\x05blank\x18\f \x01(\bR\x05blank\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -5150,7 +5405,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xc2\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -5171,7 +5426,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vsince_epoch\x18\x10 \x01(\x04R\n" +
 	"sinceEpoch\x12$\n" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
-	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\"\xd9\x01\n" +
+	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\x12\x12\n" +
+	"\x04thin\x18> \x01(\bR\x04thin\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
@@ -5354,7 +5610,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5371,160 +5627,169 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*TargetReport)(nil),          // 12: weft.v1.TargetReport
 	(*Refusals)(nil),              // 13: weft.v1.Refusals
 	(*DriveReport)(nil),           // 14: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 15: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 16: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 17: weft.v1.LegReport
-	(*Admission)(nil),             // 18: weft.v1.Admission
-	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 21: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 22: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 23: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 24: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 25: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 26: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 27: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
-	(*CopyReport)(nil),            // 30: weft.v1.CopyReport
-	(*InUse)(nil),                 // 31: weft.v1.InUse
-	(*ScrubReport)(nil),           // 32: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 33: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 34: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 35: weft.v1.Copies
-	(*HoldReport)(nil),            // 36: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 37: weft.v1.GaveUp
-	(*LegLink)(nil),               // 38: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 39: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 40: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 41: weft.v1.Scrub
-	(*Hold)(nil),                  // 42: weft.v1.Hold
-	(*WantedLink)(nil),            // 43: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 44: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 45: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 46: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 47: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 48: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 49: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 50: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 51: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 52: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 53: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 54: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 55: weft.v1.SupportAnswer
-	nil,                           // 56: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 57: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 58: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 59: weft.v1.Portal
-	(*Device)(nil),                // 60: weft.v1.Device
-	(*Problem)(nil),               // 61: weft.v1.Problem
-	(*Extent)(nil),                // 62: weft.v1.Extent
-	(ImageKind)(0),                // 63: weft.v1.ImageKind
-	(*Layout)(nil),                // 64: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
-	(*Host)(nil),                  // 66: weft.v1.Host
-	(AttachMode)(0),               // 67: weft.v1.AttachMode
-	(*Place)(nil),                 // 68: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
-	(LegState)(0),                 // 70: weft.v1.LegState
+	(*TreeLabel)(nil),             // 15: weft.v1.TreeLabel
+	(*ReserveLabel)(nil),          // 16: weft.v1.ReserveLabel
+	(*LegLabel)(nil),              // 17: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 18: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 19: weft.v1.LegReport
+	(*Admission)(nil),             // 20: weft.v1.Admission
+	(*ExportReport)(nil),          // 21: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 22: weft.v1.TargetWanted
+	(*WantedSpace)(nil),           // 23: weft.v1.WantedSpace
+	(*WantedDrive)(nil),           // 24: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 25: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 26: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 27: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 28: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 29: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 30: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 31: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 32: weft.v1.AttachmentReport
+	(*CopyReport)(nil),            // 33: weft.v1.CopyReport
+	(*InUse)(nil),                 // 34: weft.v1.InUse
+	(*ScrubReport)(nil),           // 35: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 36: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 37: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 38: weft.v1.Copies
+	(*HoldReport)(nil),            // 39: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 40: weft.v1.GaveUp
+	(*LegLink)(nil),               // 41: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 42: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 43: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 44: weft.v1.Scrub
+	(*Hold)(nil),                  // 45: weft.v1.Hold
+	(*WantedLink)(nil),            // 46: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 47: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 48: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 49: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 50: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 51: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 52: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 53: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 54: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 55: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 56: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 57: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 58: weft.v1.SupportAnswer
+	nil,                           // 59: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 60: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 61: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 62: weft.v1.Portal
+	(*Device)(nil),                // 63: weft.v1.Device
+	(*Problem)(nil),               // 64: weft.v1.Problem
+	(*Extent)(nil),                // 65: weft.v1.Extent
+	(ImageKind)(0),                // 66: weft.v1.ImageKind
+	(*Layout)(nil),                // 67: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
+	(*Host)(nil),                  // 69: weft.v1.Host
+	(AttachMode)(0),               // 70: weft.v1.AttachMode
+	(*Place)(nil),                 // 71: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
+	(LegState)(0),                 // 73: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	56, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	59, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	60, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	59, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	62, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	63, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	61, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	19, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	20, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	21, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	64, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	62, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	63, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	64, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	57, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	65, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	62, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	63, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	66, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	58, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	66, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	61, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	38, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	37, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	36, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	31, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	32, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	30, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	34, // 45: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	33, // 46: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	35, // 47: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	35, // 48: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 49: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 50: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 51: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 52: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	40, // 53: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 54: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	64, // 55: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	67, // 56: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	43, // 57: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	42, // 58: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	41, // 59: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	68, // 60: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	33, // 61: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	69, // 62: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	70, // 63: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	59, // 64: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	24, // 65: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	66, // 66: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	45, // 67: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 68: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	65, // 69: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	48, // 70: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 71: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	51, // 72: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	52, // 73: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	52, // 74: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	52, // 75: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	52, // 76: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	52, // 77: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 78: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 79: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	26, // 80: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	44, // 81: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	47, // 82: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	50, // 83: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	55, // 84: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 85: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	39, // 86: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	46, // 87: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	49, // 88: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	53, // 89: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	54, // 90: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	85, // [85:91] is the sub-list for method output_type
-	79, // [79:85] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	17, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	15, // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	65, // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	65, // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	65, // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	65, // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	18, // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	66, // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	67, // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	60, // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	68, // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	24, // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	25, // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	20, // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	26, // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	9,  // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	23, // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	65, // 30: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	65, // 31: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	18, // 32: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	66, // 33: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	69, // 34: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	28, // 35: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	27, // 36: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	61, // 37: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	69, // 38: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	32, // 39: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	64, // 40: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	30, // 41: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 42: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	31, // 43: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 44: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	41, // 45: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	40, // 46: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	39, // 47: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	34, // 48: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	35, // 49: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	33, // 50: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	37, // 51: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	36, // 52: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	38, // 53: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	38, // 54: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 55: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 56: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 57: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 58: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	43, // 59: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 60: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	67, // 61: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	70, // 62: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	46, // 63: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	45, // 64: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	44, // 65: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	71, // 66: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	36, // 67: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	72, // 68: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	73, // 69: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	62, // 70: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	27, // 71: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	69, // 72: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	48, // 73: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 74: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	68, // 75: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	51, // 76: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 77: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	54, // 78: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	55, // 79: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	55, // 80: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	55, // 81: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	55, // 82: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	55, // 83: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 84: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 85: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	29, // 86: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	47, // 87: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	50, // 88: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	53, // 89: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	58, // 90: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	22, // 91: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	42, // 92: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	49, // 93: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	52, // 94: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	56, // 95: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	57, // 96: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	91, // [91:97] is the sub-list for method output_type
+	85, // [85:91] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5533,14 +5798,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   50,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -12,7 +12,7 @@ import (
 )
 
 // Image says where the bytes of a leg are on its drive, according to the leg's record or a wanted
-// leg. A plain image is a sequence of extents.
+// leg. A plain image is a sequence of extents; a mapped one is in a tree and has none.
 type Image struct {
 	kind    pb.ImageKind
 	extents []*pb.Extent
@@ -32,8 +32,8 @@ func ImageOf(m interface {
 
 // Check refuses an image of a kind that this program does not know.
 func (i Image) Check() error {
-	if i.kind != pb.ImageKind_IMAGE_KIND_PLAIN {
-		return fmt.Errorf("image of kind %d: this program knows %d (plain)", i.kind, pb.ImageKind_IMAGE_KIND_PLAIN)
+	if i.kind != pb.ImageKind_IMAGE_KIND_PLAIN && i.kind != pb.ImageKind_IMAGE_KIND_MAPPED {
+		return fmt.Errorf("image of kind %d: this program knows %d (plain) and %d (mapped)", i.kind, pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_MAPPED)
 	}
 	return nil
 }
