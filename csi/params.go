@@ -24,6 +24,7 @@ type parameters struct {
 	chunk           block.Size
 	pool, spread    string
 	authentication  string
+	thin            bool
 	transport       string
 	fsType          string            // empty: taken from the capability, or the node's default
 	about           map[string]string // the claim that the volume is for, from the provisioner
@@ -38,6 +39,7 @@ var (
 	paramSpread  = block.PropertySpread.Parameter
 
 	paramAuthentication = block.PropertyAuthentication.Parameter
+	paramThin           = block.PropertyThin.Parameter
 
 	paramTransport = block.PropertyTransport.Parameter
 	paramFSType    = block.PropertyFileSystem.Parameter
@@ -96,6 +98,8 @@ func (p *parameters) set(key, value string) (err error) {
 		p.spread, err = value, given(value)
 	case paramAuthentication:
 		p.authentication, err = value, oneOf(value, block.PropertyAuthentication.Words()...)
+	case paramThin:
+		p.thin, err = value == "true", oneOf(value, block.PropertyThin.Words()...)
 	case paramTransport:
 		p.transport, err = value, oneOf(value, block.PropertyTransport.Words()...)
 	case paramFSType:

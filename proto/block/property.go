@@ -32,7 +32,9 @@ var (
 	PropertySpread  = Property{Field: "spread", Flag: "spread", Parameter: "spread", Default: DefaultSpread}
 	// PropertyAuthentication: whether hosts and targets prove their identities to one another.
 	PropertyAuthentication = Property{Field: "authentication", Flag: "authentication", Parameter: "authentication", Default: AuthenticationPrefer, Choices: "require prefer off", Later: "weft volume set"}
-	PropertyLabels         = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
+	// PropertyThin: it takes space only where it is written.
+	PropertyThin   = Property{Field: "thin", Flag: "thin", Parameter: "thin", Default: "false", Choices: "true false"}
+	PropertyLabels = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
 	// Those of a StorageClass alone: how the node reaches the volume, and what it makes on it.
 	PropertyTransport  = Property{Parameter: "transport", Default: "auto", Choices: "tcp auto"}
 	PropertyFileSystem = Property{Parameter: "fsType", Default: "ext4", Choices: "ext4 xfs"}
@@ -54,7 +56,7 @@ const (
 
 // Properties is the table, in the order in which people are told of it.
 func Properties() []Property {
-	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyAuthentication, PropertyLabels, PropertyTransport, PropertyFileSystem}
+	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyAuthentication, PropertyThin, PropertyLabels, PropertyTransport, PropertyFileSystem}
 }
 
 // ParameterOf is the StorageClass parameter that fills a field of the manager's

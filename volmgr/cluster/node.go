@@ -281,6 +281,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesReturned(r.Node, on, boot != r.BootID)
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
+	t.spaceReported(r)
 	t.drivesJudged(r.Node, on)
 	t.takeIn(r.Node, on)
 	t.settleReplaced()

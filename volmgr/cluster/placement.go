@@ -92,7 +92,7 @@ func (t *tx) misplaced(in CreateVolume, v *Volume) error {
 func (s *State) request(in CreateVolume) placement.Request {
 	seed := in.Seed.id(0)
 	return placement.Request{
-		Size: in.Size, Stripes: in.Stripes, Layout: in.layout,
+		Size: in.Size, Stripes: in.Stripes, Layout: in.layout, Mapped: in.Thin,
 		Record: func(layout block.Layout) block.Size { return in.record(layout).Size() },
 		Random: binary.BigEndian.Uint64(seed[:8]),
 		Taken:  func(id block.DriveID) []image.Extent { return s.carved(s.drives[id]) },
@@ -117,7 +117,7 @@ func (s *State) sampled(pool *Pool, in CreateVolume) (block.Layout, []Leg) {
 	}
 	at := func(i int) *placement.Drive {
 		x := f.drives[i]
-		return s.candidate(x.drive, x.domain, in.behind(x.node))
+		return s.candidate(x.drive, x.domain, in.behind(x.node), in.Thin)
 	}
 	layout, places := placement.Sample(len(f.drives), at, s.request(in))
 	return layout, in.legs(places)
@@ -141,11 +141,19 @@ func (in CreateVolume) legs(places []placement.Place) (legs []Leg) {
 	for _, at := range places {
 		legs = append(legs, Leg{
 			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
-			Drive: at.Drive.ID, Node: at.Drive.Node, Image: image.Of(at.Extents), State: LegCreating, Revision: 1,
+			Drive: at.Drive.ID, Node: at.Drive.Node, Image: in.image(at.Extents), State: LegCreating, Revision: 1,
 		})
 	}
 	setPlaces(legs)
 	return legs
+}
+
+// image is the image of a leg that was given these extents.
+func (in CreateVolume) image(extents []image.Extent) image.Image {
+	if in.Thin {
+		return image.Image{Kind: image.Mapped}
+	}
+	return image.Of(extents)
 }
 
 // fields are the drives that requests can use, for the few kinds of requests that there are.
@@ -170,13 +178,13 @@ type usable struct {
 
 // field returns the drives that a request can use.
 func (s *State) field(pool *Pool, in CreateVolume) *field {
-	key := strings.Join([]string{pool.Name, in.Spread, in.topology()}, "\x00")
+	key := strings.Join([]string{pool.Name, in.Spread, in.topology(), fmt.Sprint(in.Thin)}, "\x00")
 	if f := s.fields[key]; f != nil {
 		return f
 	}
 	f, domains, allowed := &field{}, map[string]bool{}, map[block.NodeName]bool{}
 	for name, n := range s.nodes {
-		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n)
+		allowed[name] = s.targetOnline(name) && !s.stops(name) && n.shunned() == "" && in.allows(n) && s.serves(in, name)
 	}
 	for _, id := range s.sortedDrives() {
 		d := s.drives[id]
@@ -206,11 +214,14 @@ func (in CreateVolume) topology() string {
 }
 
 // candidate is a drive as placement sees it.
-func (s *State) candidate(d *Drive, domain string, behind float64) *placement.Drive {
-	return &placement.Drive{
-		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: s.used.Get(d.ID) + image.Count(s.strays(d)),
-		Room: s.labelRoom(d), Behind: behind,
+func (s *State) candidate(d *Drive, domain string, behind float64, thin bool) *placement.Drive {
+	x := &placement.Drive{
+		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: d.Extents - s.free(d.ID), Room: s.labelRoom(d), Behind: behind,
 	}
+	if thin {
+		x.Extents, x.Used = s.promise(d)
+	}
+	return x
 }
 
 // candidates lists the drives that the request can use now, in order of their ids, and for each
@@ -250,10 +261,12 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = at.node.shunned()
 		case d.Leaving != "":
 			why = d.Leaving.words()
+		case !s.serves(in, d.Node):
+			why = "its target serves no thin volumes: it has the kernel's data path, or an older version"
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, s.candidate(d, at.domain, at.behind))
+			usable = append(usable, s.candidate(d, at.domain, at.behind, in.Thin))
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -262,9 +275,11 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 	return usable, refusals
 }
 
-// carved returns the extents of a drive that legs occupy, sorted except for the strays at
-// the end.
-func (s *State) carved(d *Drive) []image.Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
+// carved returns the extents of a drive that legs and trees occupy, sorted except for those of trees
+// and the strays at the end.
+func (s *State) carved(d *Drive) []image.Extent {
+	return slices.Concat(s.extents[d.ID], d.spaceTaken(), s.strays(d))
+}
 
 // strays returns the extents that a drive's label lists and no record has, as after a
 // restore of an older backup. Targets keep those legs, so nothing else may be placed there.

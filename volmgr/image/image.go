@@ -20,7 +20,8 @@ import (
 )
 
 // Image says where the bytes of a leg are on its drive. A plain image is the leg's extents,
-// one after another.
+// one after another. A mapped one has none: the leg is in a tree, which takes extents as it needs
+// them.
 type Image struct {
 	Kind    Kind     `json:"image,omitempty"`
 	Extents []Extent `json:"extents"`
@@ -29,16 +30,22 @@ type Image struct {
 // Kind is the format of an image.
 type Kind string
 
-// Plain is the kind of every image so far; stores do not spell it out.
-const Plain Kind = ""
+// The kinds. Stores do not spell Plain out.
+const (
+	Plain  Kind = ""
+	Mapped Kind = "MAPPED"
+)
 
 // Of returns the plain image of these extents.
 func Of(extents []Extent) Image { return Image{Plain, extents} }
 
 // Check refuses an image of a kind that this version does not know.
 func (i Image) Check() error {
-	if i.Kind != Plain {
-		return fmt.Errorf("image of kind %q: this version knows plain ones", i.Kind)
+	switch {
+	case i.Kind != Plain && i.Kind != Mapped:
+		return fmt.Errorf("image of kind %q: this version knows plain and mapped ones", i.Kind)
+	case i.Kind == Mapped && len(i.Extents) > 0:
+		return fmt.Errorf("a mapped image with extents of its own")
 	}
 	return nil
 }
