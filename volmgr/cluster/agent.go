@@ -35,6 +35,7 @@ type TargetReport struct {
 	// Authenticates: whether it can demand that hosts prove their identity.
 	Authenticates Ability
 	Refusals      Refusals
+	HandsOver     bool // its next process can take over from it
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
