@@ -95,6 +95,10 @@ type Config struct {
 	// nothing.
 	Support func(context.Context) []support.File
 
+	// Discovery is the TCP port at which the addresses of Portals answer discovery for the whole cluster;
+	// 0: none does.
+	Discovery uint16
+
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
 	// Goodbye is called when the agent is asked to stop: do the node's exports end with it? Then
@@ -275,10 +279,12 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
 	defer drives.closeAll()
 	defer a.close()
+	found := newDiscovery(a.config, a.log)
+	defer found.close()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
 	a.counting.Store(a.kernel.counting)
-	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
+	g.Go(func() error { return a.reconcile(ctx, base, drives, health, found) })
 	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
@@ -388,8 +394,9 @@ func (a *Agent) watch(ctx context.Context) error {
 }
 
 // reconcile runs the loop that makes all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor, found *discovery) error {
 	r := newReconciler(a, base, drives, health)
+	r.discovery = found
 	timer := beat.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {

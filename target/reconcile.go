@@ -30,6 +30,8 @@ type reconciler struct {
 	jobs   *jobs
 	legDir string
 
+	discovery *discovery
+
 	mapper  lazy[mapper]
 	exports lazy[exporter]
 
@@ -93,6 +95,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.publish(s, p)
 		return false
 	}
+	r.discovery.tell(message)
 	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}

@@ -1691,7 +1691,11 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	MayStop bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	// What the target's discovery controller tells hosts, of the whole cluster.
+	Discovery []*Discovered `protobuf:"bytes,10,rep,name=discovery,proto3" json:"discovery,omitempty"`
+	// There are hosts without Weft's agent, so the target has a discovery controller.
+	Discovers     bool `protobuf:"varint,11,opt,name=discovers,proto3" json:"discovers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1789,6 +1793,98 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+func (x *TargetWanted) GetDiscovery() []*Discovered {
+	if x != nil {
+		return x.Discovery
+	}
+	return nil
+}
+
+func (x *TargetWanted) GetDiscovers() bool {
+	if x != nil {
+		return x.Discovers
+	}
+	return false
+}
+
+// Discovered is one subsystem that a host without Weft's agent may connect to, on this target or
+// another one.
+type Discovered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`       // of the subsystem
+	Portal        *Portal                `protobuf:"bytes,4,opt,name=portal,proto3" json:"portal,omitempty"` // one alone, since a host that had two paths could write twice
+	Keys          *ExportKeys            `protobuf:"bytes,5,opt,name=keys,proto3" json:"keys,omitempty"`     // what the host proves to discovery; the same in all entries of a host; unset: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discovered) Reset() {
+	*x = Discovered{}
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discovered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discovered) ProtoMessage() {}
+
+func (x *Discovered) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discovered.ProtoReflect.Descriptor instead.
+func (*Discovered) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Discovered) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Discovered) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetPortal() *Portal {
+	if x != nil {
+		return x.Portal
+	}
+	return nil
+}
+
+func (x *Discovered) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
 // has had its label is not listed: if it comes up blank its data is lost, and a new
 // label must not hide that.
@@ -1807,7 +1903,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1915,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1928,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1901,7 +1997,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2009,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2022,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2035,7 +2131,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2143,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2156,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2153,7 +2249,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2261,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2274,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2206,7 +2302,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2218,7 +2314,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2231,7 +2327,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2279,7 +2375,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2387,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2400,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2434,7 +2530,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2542,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2555,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2493,7 +2589,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2505,7 +2601,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2614,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2560,7 +2656,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2668,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2681,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2720,7 +2816,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2828,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2841,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2786,7 +2882,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2894,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +2907,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2846,7 +2942,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2954,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +2967,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -2969,7 +3065,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3077,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3090,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3028,7 +3124,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3136,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3149,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3121,7 +3217,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3229,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3242,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3168,7 +3264,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3276,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3289,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3223,7 +3319,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3331,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3344,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3286,7 +3382,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3394,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3407,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3362,7 +3458,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3470,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3483,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3455,7 +3551,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3563,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3576,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3615,7 +3711,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +3723,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +3736,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Scrub) GetId() string {
@@ -3705,7 +3801,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3813,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3826,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Hold) GetId() string {
@@ -3788,7 +3884,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3800,7 +3896,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3813,7 +3909,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -3964,7 +4060,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4072,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4085,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4063,7 +4159,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4171,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4184,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4133,7 +4229,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4241,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4254,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4201,7 +4297,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4309,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4322,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4268,7 +4364,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4376,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4389,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4328,7 +4424,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4436,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4449,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4392,7 +4488,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4404,7 +4500,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4417,7 +4513,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4475,7 +4571,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4487,7 +4583,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4500,7 +4596,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4584,7 +4680,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4692,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4705,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4662,7 +4758,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +4770,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +4783,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4701,7 +4797,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4713,7 +4809,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4726,7 +4822,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4759,7 +4855,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4867,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +4880,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -4965,7 +5061,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xae\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -4980,7 +5076,17 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\xa5\x01\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\x121\n" +
+	"\tdiscovery\x18\n" +
+	" \x03(\v2\x13.weft.v1.DiscoveredR\tdiscovery\x12\x1c\n" +
+	"\tdiscovers\x18\v \x01(\bR\tdiscovers\"\xa8\x01\n" +
+	"\n" +
+	"Discovered\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x19\n" +
+	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\x10\n" +
+	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
+	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12'\n" +
+	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -5354,7 +5460,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5377,154 +5483,158 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Admission)(nil),             // 18: weft.v1.Admission
 	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
 	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 21: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 22: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 23: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 24: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 25: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 26: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 27: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
-	(*CopyReport)(nil),            // 30: weft.v1.CopyReport
-	(*InUse)(nil),                 // 31: weft.v1.InUse
-	(*ScrubReport)(nil),           // 32: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 33: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 34: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 35: weft.v1.Copies
-	(*HoldReport)(nil),            // 36: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 37: weft.v1.GaveUp
-	(*LegLink)(nil),               // 38: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 39: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 40: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 41: weft.v1.Scrub
-	(*Hold)(nil),                  // 42: weft.v1.Hold
-	(*WantedLink)(nil),            // 43: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 44: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 45: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 46: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 47: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 48: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 49: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 50: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 51: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 52: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 53: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 54: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 55: weft.v1.SupportAnswer
-	nil,                           // 56: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 57: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 58: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 59: weft.v1.Portal
-	(*Device)(nil),                // 60: weft.v1.Device
-	(*Problem)(nil),               // 61: weft.v1.Problem
-	(*Extent)(nil),                // 62: weft.v1.Extent
-	(ImageKind)(0),                // 63: weft.v1.ImageKind
-	(*Layout)(nil),                // 64: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 65: google.protobuf.Timestamp
-	(*Host)(nil),                  // 66: weft.v1.Host
-	(AttachMode)(0),               // 67: weft.v1.AttachMode
-	(*Place)(nil),                 // 68: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 69: google.protobuf.Duration
-	(LegState)(0),                 // 70: weft.v1.LegState
+	(*Discovered)(nil),            // 21: weft.v1.Discovered
+	(*WantedDrive)(nil),           // 22: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 23: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 24: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 25: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 26: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 27: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 28: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 29: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 30: weft.v1.AttachmentReport
+	(*CopyReport)(nil),            // 31: weft.v1.CopyReport
+	(*InUse)(nil),                 // 32: weft.v1.InUse
+	(*ScrubReport)(nil),           // 33: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 34: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 35: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 36: weft.v1.Copies
+	(*HoldReport)(nil),            // 37: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 38: weft.v1.GaveUp
+	(*LegLink)(nil),               // 39: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 40: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 41: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 42: weft.v1.Scrub
+	(*Hold)(nil),                  // 43: weft.v1.Hold
+	(*WantedLink)(nil),            // 44: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 45: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 46: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 47: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 48: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 49: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 50: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 51: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 52: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 53: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 54: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 55: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 56: weft.v1.SupportAnswer
+	nil,                           // 57: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 58: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 59: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 60: weft.v1.Portal
+	(*Device)(nil),                // 61: weft.v1.Device
+	(*Problem)(nil),               // 62: weft.v1.Problem
+	(*Extent)(nil),                // 63: weft.v1.Extent
+	(ImageKind)(0),                // 64: weft.v1.ImageKind
+	(*Layout)(nil),                // 65: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
+	(*Host)(nil),                  // 67: weft.v1.Host
+	(AttachMode)(0),               // 68: weft.v1.AttachMode
+	(*Place)(nil),                 // 69: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
+	(LegState)(0),                 // 71: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	56, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	59, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	60, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	57, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	60, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	61, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	61, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	62, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	62, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	63, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	63, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	64, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	57, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	65, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	64, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	65, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	58, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	66, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	22, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	23, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	24, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	62, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	63, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	66, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	58, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	66, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	61, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	38, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	37, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	36, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	31, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	32, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	30, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	34, // 45: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	33, // 46: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	35, // 47: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	35, // 48: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 49: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 50: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 51: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 52: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	40, // 53: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 54: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	64, // 55: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	67, // 56: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	43, // 57: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	42, // 58: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	41, // 59: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	68, // 60: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	33, // 61: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	69, // 62: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	70, // 63: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	59, // 64: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	24, // 65: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	66, // 66: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	45, // 67: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 68: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	65, // 69: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	48, // 70: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 71: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	51, // 72: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	52, // 73: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	52, // 74: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	52, // 75: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	52, // 76: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	52, // 77: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 78: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 79: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	26, // 80: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	44, // 81: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	47, // 82: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	50, // 83: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	55, // 84: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 85: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	39, // 86: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	46, // 87: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	49, // 88: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	53, // 89: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	54, // 90: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	85, // [85:91] is the sub-list for method output_type
-	79, // [79:85] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	21, // 25: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	60, // 26: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	25, // 27: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	63, // 28: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	16, // 29: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	64, // 30: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	67, // 31: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	26, // 32: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	25, // 33: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	59, // 34: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	67, // 35: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	30, // 36: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	62, // 37: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	28, // 38: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 39: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	29, // 40: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 41: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	39, // 42: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	38, // 43: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	37, // 44: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	32, // 45: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	33, // 46: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	31, // 47: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	35, // 48: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	34, // 49: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	36, // 50: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	36, // 51: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 52: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 53: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 54: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 55: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	41, // 56: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 57: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	65, // 58: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	68, // 59: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	44, // 60: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	43, // 61: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	42, // 62: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	69, // 63: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	34, // 64: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	70, // 65: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	71, // 66: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	60, // 67: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	25, // 68: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	67, // 69: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	46, // 70: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 71: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	66, // 72: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	49, // 73: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 74: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	52, // 75: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	53, // 76: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	53, // 77: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	53, // 78: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	53, // 79: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	53, // 80: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 81: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 82: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	27, // 83: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	45, // 84: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	48, // 85: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	51, // 86: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	56, // 87: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	20, // 88: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	40, // 89: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	47, // 90: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	50, // 91: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	54, // 92: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	55, // 93: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	88, // [88:94] is the sub-list for method output_type
+	82, // [82:88] is the sub-list for method input_type
+	82, // [82:82] is the sub-list for extension type_name
+	82, // [82:82] is the sub-list for extension extendee
+	0,  // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5533,14 +5643,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[25].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -119,6 +119,7 @@ type Target struct {
 	ports      map[*Port]struct{}
 	discovery  *Subsystem // reachable through every port
 	generation uint64     // of the discovery log
+	told       map[block.NQN]told
 	perHost    map[block.NQN]int
 	burials    sync.WaitGroup // dead associations whose commands have not left the Devices yet
 }
@@ -132,6 +133,7 @@ func New(c Config) (*Target, error) {
 	t := &Target{
 		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
+		told: map[block.NQN]told{},
 	}
 	t.limiter = newConnLimiter(&t.cfg)
 	t.discovery, err = newSubsystem(t, SubsystemConfig{NQN: nvmetcp.DiscoveryNQN, Serial: "discovery"})
