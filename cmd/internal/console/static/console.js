@@ -81,11 +81,14 @@ function patchAll(parent, wanted) {
   while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
 }
 
-// replace makes the live part of the page like the new one.
+// replace makes the live part of the page like the new one. A template keeps the white space with
+// which the part begins, as the page itself has it; a whole document would drop it, and then every
+// section would have to move.
 function replace(html) {
-  const next = new DOMParser().parseFromString(html, "text/html").body;
+  const next = document.createElement("template");
+  next.innerHTML = html;
   const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-  patchAll(live, [...next.childNodes]);
+  patchAll(live, [...next.content.childNodes]);
   if (focused && document.activeElement?.getAttribute("href") !== focused) [...live.querySelectorAll("a")].find((a) => a.getAttribute("href") === focused)?.focus();
 }
 
