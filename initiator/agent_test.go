@@ -643,7 +643,13 @@ func TestLeaseEndsInTimeWhileTheManagerDoesNotAnswer(t *testing.T) {
 				time.Sleep(late)
 				w.fallSilent("t1")
 				time.Sleep(8*time.Second + 900*time.Millisecond) // a probe interval and a look
-				w.expect("lease over", "flush t0", "suspend top")
+				got := w.took()
+				if len(got) > 2 && got[2] == "flush t0" { // a flush counts for a second, and is made again
+					got = got[:2]
+				}
+				if want := []string{"flush t0", "suspend top"}; !slices.Equal(got, want) {
+					t.Errorf("lease over: history %q, want %q", got, want)
+				}
 			})
 		})
 	}
