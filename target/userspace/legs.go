@@ -285,15 +285,19 @@ func (l *Legs) Device(name string) (block.Device, error) {
 	return nil, errNoDevice
 }
 
-// Close unmaps all legs.
+// Close unmaps all legs, side by side: it waits for each one's I/O, and drives may hang.
 func (l *Legs) Close() error {
 	l.mu.Lock()
 	all := l.mapped
 	l.mapped, l.names = map[string]*mapped{}, map[block.LegID]string{}
 	l.mu.Unlock()
-	var errs []error
+	ends := make(chan error, len(all))
 	for _, m := range all {
-		errs = append(errs, m.linear.swap(nil).retire())
+		go func() { ends <- m.linear.swap(nil).retire() }()
+	}
+	var errs []error
+	for range all {
+		errs = append(errs, <-ends)
 	}
 	return errors.Join(errs...)
 }

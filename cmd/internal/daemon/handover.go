@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A daemon can start its next process, perhaps of another version, and hand over to it once that is
+// ready:
+//
+//	this process                      the next one
+//	---------------------------------------------------------
+//	StartSuccessor         ───────▶   FindPredecessor
+//	                       ◀───────   Take: ready
+//	stops
+//	Give                   ───────▶   goes on
+//	ends
+//
+// If the next process ends before it is ready, this one goes on. If this one ends before it gives
+// anything, the next one ends too, and whoever restarts the daemon begins anew.
+
+// ErrHandOver is returned by a part that has stopped because the next process takes over.
+var ErrHandOver = errors.New("the next process takes over")
+
+// readyFor is how long the next process may take to be ready.
+const readyFor = 30 * time.Second
+
+// predecessorVariable tells a process which descriptor leads to its predecessor, and a note of that,
+// as "3:note".
+const predecessorVariable = "WEFT_PREDECESSOR"
+
+// Successor is the next process of this daemon. It is ready, and waits.
+type Successor struct {
+	process *os.Process
+	conn    *net.UnixConn
+}
+
+// StartSuccessor starts the program anew, as it is installed now, with the arguments and the environment
+// of this process, and returns when it is ready. note is for it.
+func StartSuccessor(ctx context.Context, note string) (*Successor, error) {
+	program, err := os.Executable() // as it was at the start: the file may be another one now
+	if err != nil {
+		return nil, fmt.Errorf("start the next process: %w", err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start the next process: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "predecessor")
+	defer theirs.Close()
+	conn, err := connOf(pair[0])
+	if err != nil {
+		return nil, fmt.Errorf("start the next process: %w", err)
+	}
+	cmd := exec.Command(program, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), predecessorVariable+"=3:"+note)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{theirs}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), conn.Close())
+	}
+	go cmd.Wait() //nolint:errcheck // the end of the connection tells
+	s := &Successor{cmd.Process, conn}
+	if err := s.ready(ctx); err != nil {
+		s.Abandon()
+		return nil, fmt.Errorf("the next process, %s, is not ready: %w", program, err)
+	}
+	return s, nil
+}
+
+// connOf makes a connection of a socket.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "handover")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%T: no socket of the kind that is needed", c), c.Close())
+	}
+	return u, nil
+}
+
+func (s *Successor) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyFor, fmt.Errorf("not within %v", readyFor))
+	defer cancel()
+	_, err := readFull(ctx, s.conn, make([]byte, 1))
+	if errors.Is(err, io.EOF) {
+		return errors.New("it has ended")
+	}
+	return err
+}
+
+// readFull fills b, until ctx ends.
+func readFull(ctx context.Context, c *net.UnixConn, b []byte) (int, error) {
+	defer context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })() //nolint:errcheck // it interrupts the read
+	n, err := io.ReadFull(c, b)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return n, err
+}
+
+// Give hands over, and tells systemd that the next process is the daemon now. The caller ends soon.
+func (s *Successor) Give(log *slog.Logger, message []byte, files []*os.File) error {
+	defer s.conn.Close()
+	notify(log, fmt.Sprintf("MAINPID=%d", s.process.Pid))
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	head := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
+	if _, _, err := s.conn.WriteMsgUnix(head, rights, nil); err != nil {
+		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+	}
+	if _, err := s.conn.Write(message); err != nil {
+		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+	}
+	log.Info("handed over to the next process", "process", s.process.Pid)
+	return nil
+}
+
+// Abandon ends the next process.
+func (s *Successor) Abandon() {
+	s.conn.Close()
+	_ = s.process.Kill() // it may have ended
+}
+
+// Predecessor is the process that this one will take over from.
+type Predecessor struct {
+	Note string
+	conn *net.UnixConn
+}
+
+// FindPredecessor returns the process that has started this one; nil if this is an ordinary start.
+func FindPredecessor() (*Predecessor, error) {
+	text, ok := os.LookupEnv(predecessorVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(predecessorVariable); err != nil { // it is not for programs that this one starts
+		return nil, err
+	}
+	number, note, _ := strings.Cut(text, ":")
+	fd, err := strconv.Atoi(number)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
+	}
+	unix.CloseOnExec(fd)
+	conn, err := connOf(fd)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
+	}
+	return &Predecessor{note, conn}, nil
+}
+
+// maxHandover bounds what one process hands over to the next one.
+const maxHandover = 1 << 30
+
+// Take says that this process is ready, and returns what it is given when the other one has stopped.
+func (p *Predecessor) Take(ctx context.Context) (message []byte, files []*os.File, err error) {
+	defer p.conn.Close()
+	if message, files, err = p.take(ctx); err != nil {
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, nil, fmt.Errorf("take over from the previous process: %w", err)
+	}
+	return message, files, nil
+}
+
+func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.File, err error) {
+	if _, err := p.conn.Write([]byte{1}); err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { p.conn.SetReadDeadline(time.Unix(1, 0)) }) //nolint:errcheck // it interrupts the read
+	defer stop()
+	head, rights := make([]byte, 8), make([]byte, unix.CmsgSpace(4*253)) // the kernel's limit
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(head, rights)
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil, context.Cause(ctx)
+	case err == nil && n == 0 || errors.Is(err, io.EOF):
+		return nil, nil, errors.New("it has ended without handing over")
+	case err != nil:
+		return nil, nil, err
+	}
+	if files, err = filesOf(rights[:oobn]); err != nil {
+		return nil, files, err
+	}
+	if _, err := readFull(ctx, p.conn, head[n:]); err != nil {
+		return nil, files, err
+	}
+	size := binary.LittleEndian.Uint64(head)
+	if size > maxHandover {
+		return nil, files, fmt.Errorf("a message of %d bytes", size)
+	}
+	message = make([]byte, size)
+	_, err = readFull(ctx, p.conn, message)
+	return message, files, err
+}
+
+// filesOf returns the files that came with a message.
+func filesOf(rights []byte) (files []*os.File, err error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "handed over"))
+		}
+	}
+	return files, nil
+}
