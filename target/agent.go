@@ -330,6 +330,10 @@ func (a *Agent) close(serving context.Context, drives *openDrives) {
 	}
 }
 
+// Lingers reports whether Run has left an order that is still carried out. The locks of the node then
+// stay until the process has ended.
+func (a *Agent) Lingers() bool { return a.lingers.Load() }
+
 // base returns the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {
 	r := &pb.TargetReport{

@@ -185,9 +185,11 @@ func (a *Agent) settle() {
 	close(a.settled)
 }
 
-// settled reports whether all that is wanted is exported.
-func (p plan) settled() bool {
-	return !slices.ContainsFunc(p.problems, func(x problem) bool { return x.doing == exporting })
+// settleIf settles if all that is wanted is exported.
+func (a *Agent) settleIf(p plan) {
+	if !slices.ContainsFunc(p.problems, func(x problem) bool { return x.doing == exporting }) {
+		a.settle()
+	}
 }
 
 // Pack returns an estate as it is sent to another process: a message, and the sockets that go with it,

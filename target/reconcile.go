@@ -104,9 +104,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 	// Reached means that the report shows the outcome of that wanted state.
 	if quiet && !started && s.exports != nil && s.mapped != nil {
 		r.reached = message.GetGeneration()
-		if p.settled() {
-			r.agent.settle()
-		}
+		r.agent.settleIf(p)
 	}
 	r.publish(s, p)
 	return false

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/cmd/internal/relay"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
@@ -88,25 +89,28 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 	if err != nil {
 		return err
 	}
-	r, err := newRelay()
+	r, err := relay.New()
 	if err != nil {
 		return err
 	}
-	return r.end(runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
-		datapath, err := chooseDatapath(ctx, r.datapath(o.datapath), user, b.log, kmod.Loader{}, modulesFor(portals)...)
-		if err != nil {
-			return nil, err
-		}
-		a, err := target.New(target.Config{
-			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
-			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
-			Support: b.support, HandsOver: handsOver(),
+	o.takesOver = r.TakesOver()
+	return r.Serve(ctx, func() error {
+		return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
+			datapath, err := chooseDatapath(ctx, r.Datapath(o.datapath), user, b.log, kmod.Loader{}, modulesFor(portals)...)
+			if err != nil {
+				return nil, err
+			}
+			a, err := target.New(target.Config{
+				Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
+				Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
+				Support: b.support, HandsOver: relay.Followed(),
+			})
+			if err != nil {
+				return nil, err
+			}
+			return r.With(ctx, a, datapath, b.log)
 		})
-		if err != nil {
-			return nil, err
-		}
-		return r.with(ctx, a, datapath, b.log)
-	}))
+	})
 }
 
 // goodbye says when the exports of an agent end with it: in user space always. Those in the kernel

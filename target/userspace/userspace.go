@@ -84,10 +84,10 @@ func New(c Config) (*Machine, error) {
 // returns an error, and drives are released as their I/O ends.
 func (m *Machine) Close(ctx context.Context) error {
 	if err := m.Exports.Close(ctx); err != nil {
-		go m.Legs.Close() //nolint:errcheck // the drives that hang say so where they are used
+		go m.Legs.Close(ctx) //nolint:errcheck // the drives that hang say so where they are used
 		return err
 	}
-	return m.Legs.Close()
+	return m.Legs.Close(ctx)
 }
 
 // OpenTree opens the target's configfs, for the agent to read and change.

@@ -27,17 +27,24 @@ import (
 //	StartSuccessor         ───────▶   FindPredecessor
 //	                       ◀───────   Take: ready
 //	stops
-//	Give                   ───────▶   goes on
+//	Give                   ───────▶
+//	                       ◀───────   Accept
+//	tells systemd                     goes on
 //	ends
 //
-// If the next process ends before it is ready, this one goes on. If this one ends before it gives
-// anything, the next one ends too, and whoever restarts the daemon begins anew.
+// Until the next process has accepted, this one can go on: Give ends the other one before it returns
+// an error. If this one ends before that, the next one ends too, and whoever restarts the daemon
+// begins anew.
 
 // ErrHandOver is returned by a part that has stopped because the next process takes over.
 var ErrHandOver = errors.New("the next process takes over")
 
-// readyFor is how long the next process may take to be ready.
-const readyFor = 30 * time.Second
+const (
+	// readyFor is how long the next process may take to be ready.
+	readyFor = 30 * time.Second
+	// acceptFor is how long it may then take to accept what it is given, while nobody serves.
+	acceptFor = time.Second
+)
 
 // predecessorVariable tells a process which descriptor leads to its predecessor, and a note of that,
 // as "3:note".
@@ -47,6 +54,7 @@ const predecessorVariable = "WEFT_PREDECESSOR"
 type Successor struct {
 	process *os.Process
 	conn    *net.UnixConn
+	ended   <-chan struct{}
 }
 
 // StartSuccessor starts the program anew, as it is installed now, with the arguments and the environment
@@ -72,8 +80,12 @@ func StartSuccessor(ctx context.Context, note string) (*Successor, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), conn.Close())
 	}
-	go cmd.Wait() //nolint:errcheck // the end of the connection tells
-	s := &Successor{cmd.Process, conn}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		cmd.Wait() //nolint:errcheck // the end of the connection tells
+	}()
+	s := &Successor{cmd.Process, conn, ended}
 	if err := s.ready(ctx); err != nil {
 		s.Abandon()
 		return nil, fmt.Errorf("the next process, %s, is not ready: %w", program, err)
@@ -116,10 +128,23 @@ func readFull(ctx context.Context, c *net.UnixConn, b []byte) (int, error) {
 	return n, err
 }
 
-// Give hands over, and tells systemd that the next process is the daemon now. The caller ends soon.
+// Give hands over, and tells systemd that the next process is the daemon now; the caller ends soon.
+// After an error, the next process has ended and has done nothing: the caller may go on.
 func (s *Successor) Give(log *slog.Logger, message []byte, files []*os.File) error {
-	defer s.conn.Close()
+	if err := s.give(message, files); err != nil {
+		s.Abandon()
+		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+	}
+	s.conn.Close()
 	notify(log, fmt.Sprintf("MAINPID=%d", s.process.Pid))
+	log.Info("handed over to the next process", "process", s.process.Pid)
+	return nil
+}
+
+func (s *Successor) give(message []byte, files []*os.File) error {
+	if err := s.conn.SetDeadline(time.Now().Add(acceptFor)); err != nil {
+		return err
+	}
 	var fds []int
 	for _, f := range files {
 		fds = append(fds, int(f.Fd()))
@@ -130,19 +155,22 @@ func (s *Successor) Give(log *slog.Logger, message []byte, files []*os.File) err
 	}
 	head := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
 	if _, _, err := s.conn.WriteMsgUnix(head, rights, nil); err != nil {
-		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+		return err
 	}
 	if _, err := s.conn.Write(message); err != nil {
-		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+		return err
 	}
-	log.Info("handed over to the next process", "process", s.process.Pid)
+	if _, err := io.ReadFull(s.conn, make([]byte, 1)); err != nil {
+		return fmt.Errorf("it does not accept: %w", err)
+	}
 	return nil
 }
 
-// Abandon ends the next process.
+// Abandon ends the next process, and returns when it has ended.
 func (s *Successor) Abandon() {
 	s.conn.Close()
 	_ = s.process.Kill() // it may have ended
+	<-s.ended
 }
 
 // Predecessor is the process that this one will take over from.
@@ -177,15 +205,26 @@ func FindPredecessor() (*Predecessor, error) {
 const maxHandover = 1 << 30
 
 // Take says that this process is ready, and returns what it is given when the other one has stopped.
+// Accept is next.
 func (p *Predecessor) Take(ctx context.Context) (message []byte, files []*os.File, err error) {
-	defer p.conn.Close()
 	if message, files, err = p.take(ctx); err != nil {
+		p.conn.Close()
 		for _, f := range files {
 			f.Close()
 		}
 		return nil, nil, fmt.Errorf("take over from the previous process: %w", err)
 	}
 	return message, files, nil
+}
+
+// Accept says that this process goes on with what it was given. After an error it must not: the other
+// one may.
+func (p *Predecessor) Accept() error {
+	defer p.conn.Close()
+	if _, err := p.conn.Write([]byte{1}); err != nil {
+		return fmt.Errorf("take over from the previous process: %w", err)
+	}
+	return nil
 }
 
 func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.File, err error) {
