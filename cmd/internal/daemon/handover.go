@@ -69,15 +69,16 @@ func StartSuccessor(ctx context.Context, note string) (*Successor, error) {
 		return nil, fmt.Errorf("start the next process: %w", err)
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "predecessor")
-	defer theirs.Close()
 	conn, err := connOf(pair[0])
 	if err != nil {
-		return nil, fmt.Errorf("start the next process: %w", err)
+		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), theirs.Close())
 	}
 	cmd := exec.Command(program, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), predecessorVariable+"=3:"+note)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{theirs}
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	theirs.Close() // so that the end of the process ends the connection
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), conn.Close())
 	}
 	ended := make(chan struct{})
