@@ -57,13 +57,9 @@ type Successor struct {
 	ended   <-chan struct{}
 }
 
-// StartSuccessor starts the program anew, as it is installed now, with the arguments and the environment
-// of this process, and returns when it is ready. note is for it.
-func StartSuccessor(ctx context.Context, note string) (*Successor, error) {
-	program, err := os.Executable() // as it was at the start: the file may be another one now
-	if err != nil {
-		return nil, fmt.Errorf("start the next process: %w", err)
-	}
+// StartSuccessor starts a program with the arguments and the environment of this process, and returns
+// when it is ready. note is for it.
+func StartSuccessor(ctx context.Context, program, note string) (*Successor, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("start the next process: %w", err)

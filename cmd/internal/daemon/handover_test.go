@@ -78,7 +78,7 @@ func TestTheNextProcessIsGivenFilesAndAMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	s, err := StartSuccessor(t.Context(), "writes")
+	s, err := StartSuccessor(t.Context(), os.Args[0], "writes")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			systemd := notices(t)
 			began := time.Now()
-			s, err := StartSuccessor(t.Context(), role)
+			s, err := StartSuccessor(t.Context(), os.Args[0], role)
 			if role == "dies at its start" {
 				if d := time.Since(began); err == nil || d > readyFor/2 {
 					t.Fatalf("after %v: %v", d, err)
@@ -139,7 +139,7 @@ func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
 func TestAStoppedDaemonStartsNoHandover(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if s, err := StartSuccessor(ctx, "writes"); err == nil {
+	if s, err := StartSuccessor(ctx, os.Args[0], "writes"); err == nil {
 		s.Abandon()
 		t.Error("a handover began after the daemon was stopped")
 	}

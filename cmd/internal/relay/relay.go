@@ -30,6 +30,7 @@ import (
 type Target struct {
 	*target.Agent
 	log      *slog.Logger
+	program  string // where this one was at its start: another one may be there now
 	serves   string // the data path
 	signals  chan os.Signal
 	previous *daemon.Predecessor // nil: an ordinary start
@@ -39,9 +40,12 @@ type Target struct {
 
 // New returns a relay without an agent. From here on SIGUSR2 ends the process no more.
 func New() (*Target, error) {
-	r := &Target{signals: make(chan os.Signal, 1)}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	r := &Target{program: program, signals: make(chan os.Signal, 1)}
 	signal.Notify(r.signals, syscall.SIGUSR2)
-	var err error
 	r.previous, err = daemon.FindPredecessor()
 	return r, err
 }
@@ -124,7 +128,7 @@ func (r *Target) await(ctx context.Context) bool {
 			continue
 		}
 		r.log.Info("asked to hand over: starting the next process")
-		next, err := daemon.StartSuccessor(ctx, r.serves)
+		next, err := daemon.StartSuccessor(ctx, r.program, r.serves)
 		if err != nil {
 			r.log.Error("not handed over; this process goes on", "err", err)
 			continue
