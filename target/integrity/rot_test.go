@@ -394,3 +394,28 @@ func TestAPageOfANewerVersionIsLeftAlone(t *testing.T) {
 		t.Error("the page was changed")
 	}
 }
+
+// A leg that must end now leaves its marks, and loses nothing by that: the next opening takes the
+// checksums from the data.
+func TestALegThatEndsAtOnceLeavesItsMarks(t *testing.T) {
+	d := device(false)
+	l, data := open(t, d), tagged(7, 8)
+	if err := block.WriteAt(l, data, sectorAt(0)); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	l.Close(over)
+	if marked, err := check(d.img); marked == 0 || err != nil {
+		t.Errorf("%d parts have marks, %v; want some: there was no time", marked, err)
+	}
+	l = open(t, d)
+	got := make([]byte, len(data))
+	if err := block.ReadAt(l, got, sectorAt(0)); err != nil || !slices.Equal(got, data) {
+		t.Errorf("read %v: %v", tags(got), err)
+	}
+	l.Close(t.Context())
+	if marked, err := check(d.img); marked != 0 || err != nil {
+		t.Errorf("%d parts have marks, %v; want none", marked, err)
+	}
+}

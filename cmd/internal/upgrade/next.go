@@ -141,10 +141,10 @@ func newNext(g *cli.Globals) *cobra.Command {
 		Long: `Take the next step of "weft upgrade plan". A target is put under maintenance
 first, so that hosts leave its legs out and no I/O waits, unless it can hand
 over to its next process: then it is to be reloaded, and hosts keep its legs. A
-volume manager that leads hands over to one that is upgraded. Then the command says what to
-install and restart on which machine, and waits until that part is back with the
-version and, of a target, until its legs are in sync again. The maintenance ends
-when the target is back.
+volume manager that leads hands over to one that is upgraded. Then the command
+says what to install and restart on which machine, and waits until that part is
+back with the version and, of a target, until its legs are in sync again. The
+maintenance ends when the target is back.
 
 Refused, with the reasons, while something is in the way of the step. With
 --force the step begins all the same.
