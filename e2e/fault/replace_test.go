@@ -277,6 +277,27 @@ func TestAHandoverStallsNoWriteAndCostsNoCopy(t *testing.T) {
 	})
 }
 
+// A copy that is moved goes on being made while both its source and its place hand over.
+func TestAHandoverDuringARebuildLosesNothing(t *testing.T) {
+	spared(t, func(m *mirror, spare *targetHost) {
+		m.put("c1", 1, everyUnit...)
+		if _, err := m.operator.MoveLeg(context.Background(), &pb.MoveLegRequest{Volume: volumeName, Copy: m.leg(m.second).GetCopy(), To: spare.name}); err != nil {
+			t.Fatal(err)
+		}
+		number := uint64(1)
+		for range 5 {
+			for _, h := range []*targetHost{spare, m.first} {
+				h.handOver(true)
+				m.longestPut(&number, 20*time.Millisecond)
+			}
+		}
+		m.put("c1", number+1, everyUnit...)
+		m.copiesOn(m.first, spare)
+		m.first.kill()
+		m.holds("c1", number+1, everyUnit...)
+	})
+}
+
 // A fence that is decided while a target hands over holds: the volume is taken by force, and the next
 // host has what was acknowledged, on equal copies.
 func TestAFenceDuringAHandoverHolds(t *testing.T) {
