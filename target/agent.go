@@ -28,7 +28,8 @@
 //
 // Where there is no nvmet, package userspace stands in for the kernel: see [Datapath]. All of the
 // above holds there too, except that exports end with the process. So such an agent asks hosts to
-// leave its exports before it stops: see goodbye.go.
+// leave its exports before it stops: see goodbye.go. If another process of the agent takes over at
+// once, hosts stay: see handover.go.
 //
 // Calls that can hang in the kernel run in goroutines of their own, so the report goes out every
 // second regardless.
@@ -97,6 +98,9 @@ type Config struct {
 
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
+	// HandsOver: the process can start its next one, and end Run with ErrHandOver. The manager is told.
+	HandsOver bool
+
 	// Goodbye is called when the agent is asked to stop: do the node's exports end with it? Then
 	// hosts leave them first. Nil: they do not, or it is not told.
 	Goodbye func(context.Context) bool
@@ -133,6 +137,8 @@ type Agent struct {
 	// leaving: the agent works in the data path of an earlier agent until nothing is exported
 	// there.
 	leaving atomic.Bool
+	// lingers: an order is still carried out. The locks stay until the process has ended.
+	lingers atomic.Bool
 	// counting reads the figures of the present data path; nil until it serves.
 	counting atomic.Pointer[counting]
 	// newest is the newest order acted on; Run reads it.
@@ -152,6 +158,11 @@ type Agent struct {
 
 	heard    bool // the stream to the manager is open, and has carried a wanted state
 	stopping bool // reports say so
+
+	// See handover.go.
+	estate  Estate        // of the previous process, and then for the next one
+	settled chan struct{} // closed once the exports of the previous process are there again
+	letIn   func()        // lets hosts in then; nil: there is nothing to do
 }
 
 // kernel is everything that the agent touches; tests have their own.
@@ -172,6 +183,13 @@ type kernel struct {
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel.
 	paths func(map[block.NQN]int)
+	// keep notes what outlives the exports, and losses what the drives have lost, for the next process;
+	// adopt takes that over from the previous one, and settle lets hosts in. Nil in the kernel, where
+	// the exports go on.
+	keep   func(*Estate) error
+	losses func() map[block.DriveID]uint32
+	adopt  func(Estate) error
+	settle func()
 	// refusals tells of hosts that did not prove their identity. Nil where nobody counts them, in
 	// the kernel.
 	refusals func() *pb.Refusals
@@ -216,18 +234,26 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
 		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
-		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{},
+		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{}, settled: closed,
 	}, nil
 }
 
+// closed is a channel that is closed.
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
 // Run works until ctx ends, and a little longer if there is a goodbye to say. The kernel's exports
-// stay as they are; those served by this process are withdrawn before Run returns.
+// stay as they are; those served by this process are withdrawn before Run returns. If ctx ends with
+// ErrHandOver, the next process makes them again: see Estate.
 func (a *Agent) Run(ctx context.Context) error {
 	held, err := a.config.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
-	defer held.Release()
+	defer func() {
+		if !a.lingers.Load() {
+			held.Release()
+		}
+	}()
 	if err := a.newest.Load(a.config.newestFile(held != nil)); err != nil {
 		return fmt.Errorf("target agent: %w", err)
 	}
@@ -276,7 +302,7 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
 	defer drives.closeAll()
-	defer a.close()
+	defer func() { a.close(ctx, drives) }()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
 	a.counting.Store(a.kernel.counting)
@@ -290,17 +316,30 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	return g.Wait()
 }
 
-func (a *Agent) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeFor)
+// close ends the exports. serving is the context that has ended.
+func (a *Agent) close(serving context.Context, drives *openDrives) {
+	limit := closeFor
+	if handsOver(serving) {
+		limit = handOverFor
+		a.leave(drives)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
 		a.log.Error("exports not closed; their drives stay locked until this process ends", "err", err)
 	}
 }
 
+// Lingers reports whether Run has left an order that is still carried out. The locks of the node then
+// stay until the process has ended.
+func (a *Agent) Lingers() bool { return a.lingers.Load() }
+
 // base returns the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {
-	r := &pb.TargetReport{Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Level: uint32(block.KnownLevel), Scale: parts.Understood()}
+	r := &pb.TargetReport{
+		Node: string(a.config.Node), Labels: maps.Clone(a.config.Labels), Version: a.config.Version, Level: uint32(block.KnownLevel),
+		Scale: parts.Understood(), HandsOver: a.config.HandsOver,
+	}
 	for field, file := range map[*string]string{&r.BootId: "random/boot_id", &r.Kernel: "osrelease"} {
 		text, err := os.ReadFile(filepath.Join(a.config.Root, "proc/sys/kernel", file))
 		if err != nil {
@@ -335,6 +374,7 @@ func poke(c chan struct{}) {
 func (a *Agent) inventory(ctx context.Context, drives *openDrives) error {
 	timer := beat.NewTicker(scanEvery)
 	defer timer.Stop()
+	a.takeDrives(ctx, drives)
 	for {
 		a.scan(ctx, drives)
 		poke(a.wake)
@@ -397,6 +437,9 @@ func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *op
 	for {
 		select {
 		case <-ctx.Done():
+			if handsOver(ctx) {
+				a.lingers.Store(!r.jobs.rest(a.wake, handOverFor))
+			}
 			return context.Cause(ctx)
 		case <-timer.C:
 		case <-a.wake:

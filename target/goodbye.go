@@ -24,11 +24,13 @@ import (
 const goodbyeFor = 3 * time.Second
 
 // untilGoodbye returns a context that ends once ctx has ended and hosts were given the time to
-// leave the exports, with the cause of ctx.
+// leave the exports, with the cause of ctx. If another process takes over, they need not leave.
 func (a *Agent) untilGoodbye(ctx context.Context) (context.Context, context.CancelFunc) {
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, func() {
-		a.goodbye(serving)
+		if !handsOver(ctx) {
+			a.goodbye(serving)
+		}
 		end(context.Cause(ctx))
 	})
 	return serving, func() { release(); end(nil) }

@@ -155,6 +155,21 @@ func (j *jobs) none() bool {
 	return len(j.running) == 0
 }
 
+// rest waits until no job is running, and reports whether that is so before limit. ended is signalled
+// when a job is over.
+func (j *jobs) rest(ended <-chan struct{}, limit time.Duration) bool {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	for !j.none() {
+		select {
+		case <-ended:
+		case <-late.C:
+			return false
+		}
+	}
+	return true
+}
+
 // settled reports whether no job is running except zeroing and hung ones.
 func (j *jobs) settled() bool {
 	j.mu.Lock()

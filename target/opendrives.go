@@ -59,11 +59,22 @@ func (o *openDrives) refresh(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("scan devices: %w", err)
 	}
+	return errors.Join(o.useLocked(ctx, devices), await(ctx, o.tryBroken()))
+}
+
+// use opens the drives among devices that another process has scanned.
+func (o *openDrives) use(ctx context.Context, devices []*pb.Device) error {
+	o.refreshing.Lock()
+	defer o.refreshing.Unlock()
+	return o.useLocked(ctx, devices)
+}
+
+func (o *openDrives) useLocked(ctx context.Context, devices []*pb.Device) error {
 	o.mark(devices) // first, so that a drive that has moved is opened at its new place
-	err = await(ctx, o.openAll(devices))
+	err := await(ctx, o.openAll(devices))
 	o.mark(devices)
 	o.done()
-	return errors.Join(err, await(ctx, o.tryBroken()))
+	return err
 }
 
 // await waits for outcomes. When ctx ends, what is under way continues: a drive appears when it
@@ -220,6 +231,9 @@ func (o *openDrives) open(d *pb.Device, all []*pb.Device) error {
 	opened, err := o.hardware.Open(d.GetPath())
 	if err != nil {
 		return fmt.Errorf("open %s: %w", d.GetPath(), err)
+	}
+	if found := opened.Label().Drive; found != id { // another disk has its path since the scan
+		return errors.Join(fmt.Errorf("open %s: it is drive %v, not %v", d.GetPath(), found, id), opened.Close())
 	}
 	o.put(id, &openDrive{disk: opened, device: d.GetPath(), number: number, sequence: sequence})
 	return nil

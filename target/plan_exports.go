@@ -38,12 +38,14 @@ func (p *planner) exports() {
 	}
 }
 
+// exporting is what a problem with an export is about.
+const exporting = "export"
+
 func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	object := "export " + e.GetNqn()
-	const doing = "export"
 	// An export that is being fenced is no longer wanted, even if the wanted state still lists it.
 	if floor := max(p.floor(e.volume), p.want.admissions[e.volume]); e.epoch < floor {
-		p.problem(object, doing, "epoch %d is over; %d is admitted", e.epoch, floor)
+		p.problem(object, exporting, "epoch %d is over; %d is admitted", e.epoch, floor)
 		return
 	}
 	s := e.subsystem()
@@ -53,14 +55,14 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	}
 	for _, w := range e.namespaces {
 		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, s.NQN) {
-			p.problem(object, doing, "leg %v is exported by %s", w.leg, other)
+			p.problem(object, exporting, "leg %v is exported by %s", w.leg, other)
 			continue
 		}
 		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
 		// An existing export stays even if its drive has trouble: the host decides what an I/O
 		// error means, and removing the namespace would only add another one.
 		if cause := p.notYet(e, w); cause != "" && !slices.Contains(old.Namespaces, ns) {
-			p.problem(object, doing, "leg %v: %s", w.leg, cause)
+			p.problem(object, exporting, "leg %v: %s", w.leg, cause)
 			continue
 		}
 		taken[w.leg] = s.NQN
@@ -71,7 +73,7 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	}
 	c := nvmet.Config{Subsystems: []nvmet.Subsystem{s}}
 	if err := c.Check(); err != nil {
-		p.problem(object, doing, "%v", err)
+		p.problem(object, exporting, "%v", err)
 		return
 	}
 	p.plan.exports.Subsystems = append(p.plan.exports.Subsystems, s)

@@ -104,6 +104,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 	// Reached means that the report shows the outcome of that wanted state.
 	if quiet && !started && s.exports != nil && s.mapped != nil {
 		r.reached = message.GetGeneration()
+		r.agent.settleIf(p)
 	}
 	r.publish(s, p)
 	return false
@@ -227,7 +228,7 @@ func (r *reconciler) publish(s seen, p plan) {
 	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
 		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {
-			problems = append(problems, problem{c.Object, "export", c.Cause})
+			problems = append(problems, problem{c.Object, exporting, c.Cause})
 		}
 	}
 	for _, f := range r.failures {

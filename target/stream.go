@@ -24,6 +24,7 @@ type stream = *parts.Stream[*pb.TargetReport, *pb.TargetWanted]
 // converse keeps a stream to the manager open, for ever. While there is none, the last wanted state
 // stays valid.
 func (a *Agent) converse(ctx context.Context) error {
+	a.awaitSettled(ctx) // a report before that would lack exports
 	var pauses managers.Pauses
 	for {
 		start := time.Now()

@@ -37,6 +37,18 @@ func userKernel(c Config) (kernel, error) {
 		paths:    m.Exports.SetPaths,
 		refusals: m.Exports.Refusals,
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },
+		keep: func(e *Estate) (err error) {
+			e.listeners, err = m.Exports.Keep()
+			return err
+		},
+		losses: m.Drives.Unnoted,
+		adopt: func(e Estate) error {
+			losses, err := e.losses()
+			m.Drives.Adopt(losses)
+			m.Exports.Adopt(e.listeners)
+			return err
+		},
+		settle: m.Exports.Settle,
 	}, nil
 }
 

@@ -186,7 +186,7 @@ func (w *world) userKernel(gate *gate) kernel {
 			if err := exports.Close(ctx); err != nil {
 				return err
 			}
-			return legs.Close()
+			return legs.Close(context.Background())
 		},
 	}
 }

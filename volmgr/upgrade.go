@@ -23,7 +23,7 @@ func (m *Manager) GetUpgrade(ctx context.Context, _ *pb.GetUpgradeRequest) (*pb.
 	}
 	u := &pb.Upgrade{Level: uint32(state.Level()), Newest: uint32(m.cfg.Level), Parts: m.managerLevels()}
 	for _, a := range state.AgentLevels() {
-		u.Parts = append(u.Parts, &pb.UpgradePart{Kind: a.Kind, Name: string(a.Node), Version: a.Version, Level: uint32(a.Level), Blocks: a.Blocks(m.cfg.Level)})
+		u.Parts = append(u.Parts, &pb.UpgradePart{Kind: a.Kind, Name: string(a.Node), Version: a.Version, Level: uint32(a.Level), Blocks: a.Blocks(m.cfg.Level), HandsOver: a.HandsOver})
 	}
 	return u, nil
 }

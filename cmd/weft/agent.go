@@ -40,6 +40,8 @@ type agentOptions struct {
 	join       string // file with a token
 	stateDir   string
 	role       access.Role
+
+	takesOver bool // from another process, which serves until then
 }
 
 func (o *agentOptions) addFlags(cmd *cobra.Command) {
@@ -161,7 +163,11 @@ func (o *agentOptions) prepare(ctx context.Context, stderr io.Writer, metrics *d
 		return base, nil, nil, err
 	}
 	e := member.Entry{Managers: o.manager, Path: pki.IdentityIn(o.stateDir), TokenFile: o.join, Role: o.role, Node: name, Log: log}
-	conn, files, keep, err := connectMember(ctx, o.Options, e, o.tls, o.plain, metrics)
+	options := o.Options
+	if o.takesOver { // the other process has the address of the metrics
+		options.MetricsListen = ""
+	}
+	conn, files, keep, err := connectMember(ctx, options, e, o.tls, o.plain, metrics)
 	if err != nil {
 		return base, nil, nil, err
 	}

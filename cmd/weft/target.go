@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/cmd/internal/kmod"
+	"weft.dev/weft/cmd/internal/relay"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
@@ -47,6 +48,11 @@ the drives, which may be files.
 An agent whose exports are about to end asks hosts to leave them first, which
 takes 3 seconds at most: in user space at each stop, in the kernel when systemd
 shuts the machine down.
+
+On SIGUSR2 the agent starts the installed program anew, with the same arguments,
+and hands over to it once that is ready: hosts keep their legs and wait for a
+moment. "systemctl reload weft-target" sends it. As the first process of a
+container, the agent ignores the signal.
 
 With --datapath auto, the agent uses the kernel where possible, and logs its
 choice and the reason. Both paths serve the same drives, one at a time. If an
@@ -83,15 +89,26 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 	if err != nil {
 		return err
 	}
-	return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
-		datapath, err := chooseDatapath(ctx, o.datapath, user, b.log, kmod.Loader{}, modulesFor(portals)...)
-		if err != nil {
-			return nil, err
-		}
-		return target.New(target.Config{
-			Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
-			Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
-			Support: b.support,
+	r, err := relay.New()
+	if err != nil {
+		return err
+	}
+	o.takesOver = r.TakesOver()
+	return r.Serve(ctx, func() error {
+		return runAgent(ctx, o.agentOptions, g.Stderr, nil, func(b agentBase) (agent, error) {
+			datapath, err := chooseDatapath(ctx, r.Datapath(o.datapath), user, b.log, kmod.Loader{}, modulesFor(portals)...)
+			if err != nil {
+				return nil, err
+			}
+			a, err := target.New(target.Config{
+				Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
+				Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
+				Support: b.support, HandsOver: relay.Followed(),
+			})
+			if err != nil {
+				return nil, err
+			}
+			return r.With(ctx, a, datapath, b.log)
 		})
 	})
 }

@@ -137,15 +137,16 @@ type tester interface {
 
 // process is one run of a daemon.
 type process struct {
-	at   *machine
-	stop context.CancelFunc
-	done chan struct{}
+	at    *machine
+	stop  context.CancelFunc
+	leave context.CancelCauseFunc // stop, with a cause
+	done  chan struct{}
 }
 
 // run starts a daemon.
 func run(at *machine, do func(context.Context)) *process {
-	ctx, stop := context.WithCancel(context.Background())
-	p := &process{at, stop, make(chan struct{})}
+	ctx, leave := context.WithCancelCause(context.Background())
+	p := &process{at, func() { leave(nil) }, leave, make(chan struct{})}
 	go func() {
 		defer close(p.done)
 		do(ctx)
@@ -333,6 +334,7 @@ type targetHost struct {
 	root    string
 	platter *platter
 	leaving atomic.Bool // it is asked to stop, and not killed
+	running atomic.Pointer[target.Agent]
 }
 
 func (h *targetHost) String() string { return h.name }
@@ -390,6 +392,41 @@ func (h *targetHost) leave() {
 	h.platter.killed()
 }
 
+// handOver has the process hand over to its next one, as systemctl reload does, if that lives so long.
+func (h *targetHost) handOver(lives bool) {
+	old, agent := h.process, h.running.Load()
+	at := old.at.beside()
+	old.at.thaw()
+	old.at.network.change(func() { old.at.heir = at })
+	old.leave(target.ErrHandOver)
+	over := time.AfterFunc(longestGoodbye, h.platter.killed)
+	<-old.done
+	over.Stop()
+	h.platter.killed() // what hangs keeps the drive until the process is gone
+	old.at.kill()
+	h.process = nil
+	estate := agent.Estate()
+	if !lives {
+		if err := estate.Close(); err != nil {
+			h.cluster.t.Errorf("%v", err)
+		}
+		at.kill()
+		h.start()
+		return
+	}
+	first := true
+	h.process = run(at, h.supervised(func() func(context.Context) error {
+		do := h.agent(at)
+		if first {
+			if err := h.running.Load().Inherit(estate); err != nil {
+				h.cluster.t.Errorf("%v", err)
+			}
+		}
+		first = false
+		return do
+	}))
+}
+
 // agent returns one run of the agent.
 func (h *targetHost) agent(at *machine) func(context.Context) error {
 	c, grip := h.cluster, h.platter.lend(at)
@@ -411,6 +448,9 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 		c.t.Fatalf("%v", err)
 	}
 	h.serve(agent)
+	if at == nil || h.process == nil || h.process.at == at { // not a second one beside it
+		h.running.Store(agent)
+	}
 	return func(ctx context.Context) error {
 		defer conn.Close()
 		return agent.Run(ctx)

@@ -377,6 +377,7 @@ func (r *chaos) kinds() []kind {
 		{"double", 1, r.double},
 		{"restart target", 1, r.restartTarget},
 		{"stop target", 3, r.stopTarget},
+		{"replace target", 4, r.replaceTarget},
 		{"blackout", 1, r.blackout},
 		{"expand", 4, r.expand},
 		{"scrub", 3, r.scrub},
@@ -1051,6 +1052,17 @@ func (r *chaos) stopTarget() string {
 	h.leave()
 	r.later(12*time.Second, h.name+" is started", h.start)
 	return fmt.Sprintf("%s is stopped in order, which took %v", h.name, time.Since(began).Round(time.Millisecond))
+}
+
+// replaceTarget replaces a target's process by its next one, which may die before it begins.
+func (r *chaos) replaceTarget() string {
+	h := r.holder()
+	if h.process == nil {
+		return ""
+	}
+	began, lives := time.Now(), r.random.IntN(4) > 0
+	h.handOver(lives)
+	return fmt.Sprintf("%s hands over to its next process, which lives: %v; that took %v", h.name, lives, time.Since(began).Round(time.Millisecond))
 }
 
 // losePowers cuts the power of several targets while the clients keep running. As with a

@@ -144,6 +144,7 @@ type machine struct {
 	host    string
 	dead    bool          // under network.mu
 	frozen  chan struct{} // under network.mu; closed when a frozen run continues; nil: it is not frozen
+	heir    *machine      // under network.mu; the run that gets its sockets; nil: none does
 }
 
 // freeze stops a run while its clock continues and its host still receives, as SIGSTOP, a
@@ -314,11 +315,31 @@ type listener struct {
 	at      *machine
 	address string
 	queue   chan *conn
+	left    bool // under network.mu: another one has the queue
 	once    sync.Once
 	done    chan struct{}
 }
 
+// Duplicate returns a listener on the same socket, for the next run on the host.
+func (l *listener) Duplicate() (net.Listener, error) {
+	n := l.at.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l.at.dead || l.at.heir == nil {
+		return nil, syscall.ENETDOWN
+	}
+	l.left = true
+	d := &listener{at: l.at.heir, address: l.address, queue: l.queue, done: make(chan struct{})}
+	n.listeners[l.address] = d
+	return d, nil
+}
+
 func (l *listener) Accept() (net.Conn, error) {
+	select {
+	case <-l.done: // the queue may be another one's
+		return nil, net.ErrClosed
+	default:
+	}
 	select {
 	case c := <-l.queue:
 		return c, nil
@@ -341,7 +362,7 @@ func (l *listener) closeLocked() {
 			delete(n.listeners, l.address)
 		}
 		close(l.done)
-		for len(l.queue) > 0 {
+		for !l.left && len(l.queue) > 0 {
 			c := <-l.queue
 			n.drop(c, func() { c.out.breakOff() })
 		}

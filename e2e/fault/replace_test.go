@@ -243,6 +243,82 @@ func TestAnOrderlyStopStallsNoWrite(t *testing.T) {
 	}
 }
 
+// A target's process is replaced by its next one under writes, again and again. No write waits for
+// longer than 0.1 s, and nothing is recorded: no copy falls behind. If the next process dies before
+// it begins, hosts lose the leg for a while, as at any crash.
+func TestAHandoverStallsNoWriteAndCostsNoCopy(t *testing.T) {
+	spared(t, func(m *mirror, _ *targetHost) {
+		number := uint64(1)
+		m.put("c1", number, everyUnit...)
+		longest := m.longestPut(&number, 2*time.Second)
+		before := m.revisions()
+		for range 5 {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				m.second.handOver(true)
+			}()
+			longest = max(longest, m.longestPut(&number, 3*time.Second))
+			<-done
+		}
+		if longest > 100*time.Millisecond {
+			t.Errorf("the longest of %d writes took %v", number, longest)
+		}
+		if after := m.revisions(); !slices.Equal(after, before) {
+			t.Errorf("the legs were %v, and are %v", before, after)
+		}
+		m.copiesOn(m.first, m.second)
+		m.sameCopies()
+		m.second.handOver(false)
+		m.longestPut(&number, 5*time.Second)
+		m.copiesOn(m.first, m.second)
+		m.sameCopies()
+		t.Logf("the longest of %d writes took %v", number, longest)
+	})
+}
+
+// A copy that is moved goes on being made while both its source and its place hand over.
+func TestAHandoverDuringARebuildLosesNothing(t *testing.T) {
+	spared(t, func(m *mirror, spare *targetHost) {
+		m.put("c1", 1, everyUnit...)
+		if _, err := m.operator.MoveLeg(context.Background(), &pb.MoveLegRequest{Volume: volumeName, Copy: m.leg(m.second).GetCopy(), To: spare.name}); err != nil {
+			t.Fatal(err)
+		}
+		number := uint64(1)
+		for range 5 {
+			for _, h := range []*targetHost{spare, m.first} {
+				h.handOver(true)
+				m.longestPut(&number, 20*time.Millisecond)
+			}
+		}
+		m.put("c1", number+1, everyUnit...)
+		m.copiesOn(m.first, spare)
+		m.first.kill()
+		m.holds("c1", number+1, everyUnit...)
+	})
+}
+
+// A fence that is decided while a target hands over holds: the volume is taken by force, and the next
+// host has what was acknowledged, on equal copies.
+func TestAFenceDuringAHandoverHolds(t *testing.T) {
+	spared(t, func(m *mirror, _ *targetHost) {
+		m.put("c1", 1, everyUnit...)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 5 {
+				m.second.handOver(true)
+				time.Sleep(5 * time.Millisecond)
+			}
+		}()
+		m.takenTo(m.clients[1], m.clients[0])
+		<-done
+		m.attachedAndHealthy()
+		m.holds("c2", 1, everyUnit...)
+		m.sameCopies()
+	})
+}
+
 // Both targets of a volume stop at once: one copy stays in sync, and the write that waits for it
 // is acknowledged when it is back. A target that is told nothing stops all the same.
 func TestTargetsThatStopTogetherLoseNothing(t *testing.T) {

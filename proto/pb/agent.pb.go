@@ -787,9 +787,11 @@ type TargetReport struct {
 	// Unspecified: a version that cannot.
 	Authenticates Ability `protobuf:"varint,19,opt,name=authenticates,proto3,enum=weft.v1.Ability" json:"authenticates,omitempty"`
 	// Unset: none, or the data path does not count them, as the kernel's does not.
-	Refusals      *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
-	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"`         // the newest that the agent knows; 0: it is of a version before levels
-	Integrity     bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
+	Refusals  *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	Level     uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"`         // the newest that the agent knows; 0: it is of a version before levels
+	Integrity bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
+	// Its next process can take over from it: the exports stay, and hosts reconnect at once.
+	HandsOver     bool `protobuf:"varint,23,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -974,6 +976,13 @@ func (x *TargetReport) GetLevel() uint32 {
 func (x *TargetReport) GetIntegrity() bool {
 	if x != nil {
 		return x.Integrity
+	}
+	return false
+}
+
+func (x *TargetReport) GetHandsOver() bool {
+	if x != nil {
+		return x.HandsOver
 	}
 	return false
 }
@@ -1797,6 +1806,78 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+// TargetHandover is what a target's process tells the next one, which takes over from it. It never
+// leaves the machine.
+type TargetHandover struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Wanted  *TargetWanted          `protobuf:"bytes,1,opt,name=wanted,proto3" json:"wanted,omitempty"`   // the last that it was told; unset: nothing
+	Devices []*Device              `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"` // as it last saw them
+	// The incarnations of drives whose loss of acknowledged writes is on no label and in no note, by
+	// drive.
+	Losses        map[string]uint32 `protobuf:"bytes,3,rep,name=losses,proto3" json:"losses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Portals       []*Portal         `protobuf:"bytes,4,rep,name=portals,proto3" json:"portals,omitempty"` // at which it listened, in the order of the sockets
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TargetHandover) Reset() {
+	*x = TargetHandover{}
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TargetHandover) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TargetHandover) ProtoMessage() {}
+
+func (x *TargetHandover) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TargetHandover.ProtoReflect.Descriptor instead.
+func (*TargetHandover) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TargetHandover) GetWanted() *TargetWanted {
+	if x != nil {
+		return x.Wanted
+	}
+	return nil
+}
+
+func (x *TargetHandover) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *TargetHandover) GetLosses() map[string]uint32 {
+	if x != nil {
+		return x.Losses
+	}
+	return nil
+}
+
+func (x *TargetHandover) GetPortals() []*Portal {
+	if x != nil {
+		return x.Portals
+	}
+	return nil
+}
+
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
 // has had its label is not listed: if it comes up blank its data is lost, and a new
 // label must not hide that.
@@ -1815,7 +1896,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1908,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1921,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1909,7 +1990,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2002,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2015,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2043,7 +2124,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2136,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2149,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2161,7 +2242,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2254,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2267,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2214,7 +2295,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2307,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2320,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2287,7 +2368,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2380,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2393,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2442,7 +2523,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2535,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2548,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2501,7 +2582,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2513,7 +2594,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2526,7 +2607,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2569,7 +2650,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2662,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2675,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2737,7 +2818,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2830,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2843,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HealReport) GetRun() string {
@@ -2806,7 +2887,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2899,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2912,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2872,7 +2953,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2965,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2978,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2932,7 +3013,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3025,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3038,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3055,7 +3136,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3148,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3161,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3114,7 +3195,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3126,7 +3207,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3139,7 +3220,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3207,7 +3288,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3300,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3313,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3254,7 +3335,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3347,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3360,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3309,7 +3390,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3402,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3415,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3372,7 +3453,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +3465,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +3478,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3448,7 +3529,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3541,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3554,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3541,7 +3622,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3634,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3647,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3701,7 +3782,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3794,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3807,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Scrub) GetId() string {
@@ -3791,7 +3872,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +3884,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +3897,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Hold) GetId() string {
@@ -3874,7 +3955,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3967,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3980,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4050,7 +4131,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4143,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4156,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4149,7 +4230,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4242,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4255,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4219,7 +4300,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4312,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4325,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4287,7 +4368,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4380,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4393,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4354,7 +4435,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4366,7 +4447,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4379,7 +4460,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4414,7 +4495,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4426,7 +4507,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4439,7 +4520,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4478,7 +4559,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4571,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4584,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4561,7 +4642,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4654,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4667,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4670,7 +4751,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +4763,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +4776,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4748,7 +4829,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4760,7 +4841,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4773,7 +4854,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4787,7 +4868,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4880,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4893,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4845,7 +4926,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +4938,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +4951,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -4947,7 +5028,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xfa\x06\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x99\a\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4976,7 +5057,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rauthenticates\x18\x13 \x01(\x0e2\x10.weft.v1.AbilityR\rauthenticates\x12-\n" +
 	"\brefusals\x18\x14 \x01(\v2\x11.weft.v1.RefusalsR\brefusals\x12\x14\n" +
 	"\x05level\x18\x15 \x01(\rR\x05level\x12\x1c\n" +
-	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x1a9\n" +
+	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x12\x1d\n" +
+	"\n" +
+	"hands_over\x18\x17 \x01(\bR\thandsOver\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -5067,7 +5150,15 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\xa5\x01\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\"\x8d\x02\n" +
+	"\x0eTargetHandover\x12-\n" +
+	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +
+	"\adevices\x18\x02 \x03(\v2\x0f.weft.v1.DeviceR\adevices\x12;\n" +
+	"\x06losses\x18\x03 \x03(\v2#.weft.v1.TargetHandover.LossesEntryR\x06losses\x12)\n" +
+	"\aportals\x18\x04 \x03(\v2\x0f.weft.v1.PortalR\aportals\x1a9\n" +
+	"\vLossesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -5448,7 +5539,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5471,157 +5562,163 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Admission)(nil),             // 18: weft.v1.Admission
 	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
 	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 21: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 22: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 23: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 24: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 25: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 26: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 27: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 30: weft.v1.HealReport
-	(*CopyReport)(nil),            // 31: weft.v1.CopyReport
-	(*InUse)(nil),                 // 32: weft.v1.InUse
-	(*ScrubReport)(nil),           // 33: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 34: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 35: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 36: weft.v1.Copies
-	(*HoldReport)(nil),            // 37: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 38: weft.v1.GaveUp
-	(*LegLink)(nil),               // 39: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 40: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 41: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 42: weft.v1.Scrub
-	(*Hold)(nil),                  // 43: weft.v1.Hold
-	(*WantedLink)(nil),            // 44: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 45: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 46: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 47: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 48: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 49: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 50: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 51: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 52: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 53: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 54: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 55: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 56: weft.v1.SupportAnswer
-	nil,                           // 57: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 58: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 59: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 60: weft.v1.Portal
-	(*Device)(nil),                // 61: weft.v1.Device
-	(*Problem)(nil),               // 62: weft.v1.Problem
-	(*Extent)(nil),                // 63: weft.v1.Extent
-	(ImageKind)(0),                // 64: weft.v1.ImageKind
-	(*Layout)(nil),                // 65: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
-	(*Host)(nil),                  // 67: weft.v1.Host
-	(AttachMode)(0),               // 68: weft.v1.AttachMode
-	(*Place)(nil),                 // 69: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(LegState)(0),                 // 71: weft.v1.LegState
+	(*TargetHandover)(nil),        // 21: weft.v1.TargetHandover
+	(*WantedDrive)(nil),           // 22: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 23: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 24: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 25: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 26: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 27: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 28: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 29: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 30: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 31: weft.v1.HealReport
+	(*CopyReport)(nil),            // 32: weft.v1.CopyReport
+	(*InUse)(nil),                 // 33: weft.v1.InUse
+	(*ScrubReport)(nil),           // 34: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 35: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 36: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 37: weft.v1.Copies
+	(*HoldReport)(nil),            // 38: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 39: weft.v1.GaveUp
+	(*LegLink)(nil),               // 40: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 41: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 42: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 43: weft.v1.Scrub
+	(*Hold)(nil),                  // 44: weft.v1.Hold
+	(*WantedLink)(nil),            // 45: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 46: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 47: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 48: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 49: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 50: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 51: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 52: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 53: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 54: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 55: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 56: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 57: weft.v1.SupportAnswer
+	nil,                           // 58: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 59: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 60: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 61: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 62: weft.v1.Portal
+	(*Device)(nil),                // 63: weft.v1.Device
+	(*Problem)(nil),               // 64: weft.v1.Problem
+	(*Extent)(nil),                // 65: weft.v1.Extent
+	(ImageKind)(0),                // 66: weft.v1.ImageKind
+	(*Layout)(nil),                // 67: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
+	(*Host)(nil),                  // 69: weft.v1.Host
+	(AttachMode)(0),               // 70: weft.v1.AttachMode
+	(*Place)(nil),                 // 71: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
+	(LegState)(0),                 // 73: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	57, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	60, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	61, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	58, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	62, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	63, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	62, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	64, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	63, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	65, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	64, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	65, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	58, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	66, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	66, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	67, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	59, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	68, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	22, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	23, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	24, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	63, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	64, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	67, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	59, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	67, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	62, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	39, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	38, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	37, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	32, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	33, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	31, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	30, // 45: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	35, // 46: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	35, // 47: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	34, // 48: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	36, // 49: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	36, // 50: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 51: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 52: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 53: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 54: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	41, // 55: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 56: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	65, // 57: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	68, // 58: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	44, // 59: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	43, // 60: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	42, // 61: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	69, // 62: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	34, // 63: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	70, // 64: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	71, // 65: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	60, // 66: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	24, // 67: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	67, // 68: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	46, // 69: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 70: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	66, // 71: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	49, // 72: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 73: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	52, // 74: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	53, // 75: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	53, // 76: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	53, // 77: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	53, // 78: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	53, // 79: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 80: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 81: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	26, // 82: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	45, // 83: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	48, // 84: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	51, // 85: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	56, // 86: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 87: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	40, // 88: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	47, // 89: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	50, // 90: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	54, // 91: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	55, // 92: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	87, // [87:93] is the sub-list for method output_type
-	81, // [81:87] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	20, // 25: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	63, // 26: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	60, // 27: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	62, // 28: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	65, // 29: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	16, // 30: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	66, // 31: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	69, // 32: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	26, // 33: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	25, // 34: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	61, // 35: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	69, // 36: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	30, // 37: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	64, // 38: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	28, // 39: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 40: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	29, // 41: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 42: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	40, // 43: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	39, // 44: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	38, // 45: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	33, // 46: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	34, // 47: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	32, // 48: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	31, // 49: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	36, // 50: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	36, // 51: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	35, // 52: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	37, // 53: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	37, // 54: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 55: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 56: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 57: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 58: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	42, // 59: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 60: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	67, // 61: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	70, // 62: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	45, // 63: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	44, // 64: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	43, // 65: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	71, // 66: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	35, // 67: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	72, // 68: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	73, // 69: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	62, // 70: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	25, // 71: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	69, // 72: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	47, // 73: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 74: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	68, // 75: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	50, // 76: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 77: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	53, // 78: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	54, // 79: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	54, // 80: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	54, // 81: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	54, // 82: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	54, // 83: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 84: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 85: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	27, // 86: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	46, // 87: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	49, // 88: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	52, // 89: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	57, // 90: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	20, // 91: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	41, // 92: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	48, // 93: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	51, // 94: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	55, // 95: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	56, // 96: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	91, // [91:97] is the sub-list for method output_type
+	85, // [85:91] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5630,14 +5727,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[26].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   51,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

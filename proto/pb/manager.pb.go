@@ -808,11 +808,12 @@ func (x *Upgrade) GetParts() []*UpgradePart {
 // UpgradePart is a manager or an agent.
 type UpgradePart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`       // "manager", "target" or "initiator"
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`       // a manager's id, or the agent's node
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"` // empty if it is not known
-	Level         uint32                 `protobuf:"varint,4,opt,name=level,proto3" json:"level,omitempty"`    // the newest that it knows; 0 if that is not known
-	Blocks        string                 `protobuf:"bytes,5,opt,name=blocks,proto3" json:"blocks,omitempty"`   // why the upgrade cannot be finished because of it; empty if it can
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`                             // "manager", "target" or "initiator"
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                             // a manager's id, or the agent's node
+	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`                       // empty if it is not known
+	Level         uint32                 `protobuf:"varint,4,opt,name=level,proto3" json:"level,omitempty"`                          // the newest that it knows; 0 if that is not known
+	Blocks        string                 `protobuf:"bytes,5,opt,name=blocks,proto3" json:"blocks,omitempty"`                         // why the upgrade cannot be finished because of it; empty if it can
+	HandsOver     bool                   `protobuf:"varint,6,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"` // of a target: its next process can take over from it, and its legs stay in use
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -880,6 +881,13 @@ func (x *UpgradePart) GetBlocks() string {
 		return x.Blocks
 	}
 	return ""
+}
+
+func (x *UpgradePart) GetHandsOver() bool {
+	if x != nil {
+		return x.HandsOver
+	}
+	return false
 }
 
 type Status struct {
@@ -5114,13 +5122,15 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\aUpgrade\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\x12\x16\n" +
 	"\x06newest\x18\x02 \x01(\rR\x06newest\x12*\n" +
-	"\x05parts\x18\x03 \x03(\v2\x14.weft.v1.UpgradePartR\x05parts\"}\n" +
+	"\x05parts\x18\x03 \x03(\v2\x14.weft.v1.UpgradePartR\x05parts\"\x9c\x01\n" +
 	"\vUpgradePart\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
 	"\x05level\x18\x04 \x01(\rR\x05level\x12\x16\n" +
-	"\x06blocks\x18\x05 \x01(\tR\x06blocks\"\xbc\x03\n" +
+	"\x06blocks\x18\x05 \x01(\tR\x06blocks\x12\x1d\n" +
+	"\n" +
+	"hands_over\x18\x06 \x01(\bR\thandsOver\"\xbc\x03\n" +
 	"\x06Status\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x18\n" +

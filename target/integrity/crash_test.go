@@ -3,6 +3,7 @@
 package integrity
 
 import (
+	"context"
 	"encoding/binary"
 	"flag"
 	"fmt"
@@ -191,7 +192,7 @@ func (w *world) step(before func()) error {
 		return nil
 	case x < 90: // an orderly stop
 		before()
-		w.l.Close()
+		w.l.Close(context.Background())
 		var err error
 		w.l, err = Open(testPlace(w.d))
 		return err
@@ -298,7 +299,7 @@ func history(seed uint64, volatile bool, n *counts) error {
 			}
 		}
 	}
-	w.l.Close()
+	w.l.Close(context.Background())
 	if s := w.l.Stats(); s != (Stats{}) {
 		return fmt.Errorf("without a cut, the leg has met %+v", s)
 	}
@@ -338,7 +339,7 @@ func afterCut(r *rand.Rand, img *image, volatile bool, before, after model, n *c
 			return fmt.Errorf("sector %d is %x", i, v)
 		}
 	}
-	l.Close()
+	l.Close(context.Background())
 	n.adopted += int(min(l.Stats().Adopted, 1))
 	if marked, err = check(d.img); err == nil && marked > 0 {
 		err = fmt.Errorf("an orderly stop leaves marks of %d blocks", marked)

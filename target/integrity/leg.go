@@ -3,6 +3,7 @@
 package integrity
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -269,13 +270,14 @@ func (l *Leg) piece(io *block.IO, at, n int64) error {
 }
 
 // Close takes away all marks, so that the leg's next opening finds nothing to do. No IO may be
-// under way. Errors leave marks behind and are not reported: that is what marks are for.
-func (l *Leg) Close() {
+// under way. Errors, and the end of ctx, leave marks behind and are not reported: that is what marks
+// are for.
+func (l *Leg) Close(ctx context.Context) {
 	l.mu.Lock()
 	l.closed = true
 	if l.timer != nil {
 		l.timer.Stop()
 	}
 	l.mu.Unlock()
-	l.takeMarks(true)
+	l.takeMarks(ctx, true)
 }

@@ -3,6 +3,7 @@
 package integrity
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -177,7 +178,7 @@ func (l *Leg) writePage(p *page, c *content, durable bool) error {
 // waitForRoom counts one more page with a mark. If there are too many, marks are taken away first.
 func (l *Leg) waitForRoom() {
 	if full, _ := l.full(); full {
-		l.takeMarks(true)
+		l.takeMarks(context.Background(), true)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +203,7 @@ func (l *Leg) arm() {
 		l.mu.Lock()
 		l.armed = false
 		l.mu.Unlock()
-		l.takeMarks(false)
+		l.takeMarks(context.Background(), false)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if l.marked > 0 {
@@ -222,8 +223,8 @@ func (l *Leg) full() (full, closed bool) {
 const cleanAtOnce = 16
 
 // takeMarks takes away the marks of pages to which nothing was written since the last call, or of
-// all of them.
-func (l *Leg) takeMarks(all bool) {
+// all of them, until ctx ends.
+func (l *Leg) takeMarks(ctx context.Context, all bool) {
 	l.cleaning.Lock()
 	defer l.cleaning.Unlock()
 	if full, closed := l.full(); all && !full || !all && closed {
@@ -248,6 +249,10 @@ func (l *Leg) takeMarks(all bool) {
 	group.SetLimit(cleanAtOnce)
 	for _, p := range batch {
 		group.Go(func() error {
+			if ctx.Err() != nil {
+				p.resume(func() {})
+				return nil
+			}
 			p.mu.Lock()
 			c := p.content
 			p.mu.Unlock()

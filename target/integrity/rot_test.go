@@ -4,6 +4,7 @@ package integrity
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -55,7 +56,7 @@ func TestAFlippedBitIsNeverRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.IntN(2) == 0 { // with the checksums from the drive
-			l.Close()
+			l.Close(context.Background())
 			l = open(t, d)
 		}
 		d.flip(r, onDrive(at), BlockSize)
@@ -110,7 +111,7 @@ func TestAWriteOfAPartDoesNotHealABlock(t *testing.T) {
 	if err := block.ReadAt(l, make([]byte, BlockSize), 0); !errors.Is(err, block.ErrChecksum) {
 		t.Fatalf("a read: %v", err)
 	}
-	l.Close()
+	l.Close(context.Background())
 	if err := block.ReadAt(open(t, d), make([]byte, BlockSize), 0); !errors.Is(err, block.ErrChecksum) {
 		t.Errorf("a read after the next start: %v", err)
 	}
@@ -124,7 +125,7 @@ func TestADamagedPageIsMadeAgain(t *testing.T) {
 	if err := block.WriteAt(l, data, pageData); err != nil {
 		t.Fatal(err)
 	}
-	l.Close()
+	l.Close(context.Background())
 	page := testPlace(nil).Extents[0] + pagesAt + pageSize
 	d.flip(rand.New(rand.NewPCG(1, 1)), page, pageSize)
 	l = open(t, d)
@@ -135,7 +136,7 @@ func TestADamagedPageIsMadeAgain(t *testing.T) {
 	if s := l.Stats(); s.Damaged != 1 || s.Mismatches != 0 {
 		t.Errorf("counted %+v", s)
 	}
-	l.Close()
+	l.Close(context.Background())
 	d.flip(rand.New(rand.NewPCG(1, 1)), onDrive(pageData), BlockSize)
 	if err := block.ReadAt(open(t, d), got, pageData); !errors.Is(err, block.ErrChecksum) {
 		t.Errorf("with its checksums made again, a flipped bit: %v", err)
@@ -152,7 +153,7 @@ func TestAPageOfAnotherPlaceDoesNotCount(t *testing.T) {
 	if err := block.WriteAt(l, tagged(2, 8), pageData); err != nil {
 		t.Fatal(err)
 	}
-	l.Close()
+	l.Close(context.Background())
 	page := make([]byte, pageSize)
 	d.img.read(page, testPlace(nil).Extents[0]+pagesAt)
 	d.img.write(page, testPlace(nil).Extents[0]+pagesAt+pageSize)
@@ -304,7 +305,7 @@ func TestManyWritersAndLittleMemory(t *testing.T) {
 	for err := range errs {
 		t.Error(err)
 	}
-	l.Close()
+	l.Close(context.Background())
 	if n := len(l.pages); n > 4+3+8 {
 		t.Errorf("%d pages in memory", n)
 	}
@@ -339,7 +340,7 @@ func TestOverlappingWritesLeaveRightChecksums(t *testing.T) {
 		})
 	}
 	all.Wait()
-	l.Close()
+	l.Close(context.Background())
 	if _, err := check(d.img); err != nil {
 		t.Error(err)
 	}
@@ -391,5 +392,30 @@ func TestAPageOfANewerVersionIsLeftAlone(t *testing.T) {
 	got := make([]byte, pageSize)
 	if d.img.read(got, at); !bytes.Equal(got, b) {
 		t.Error("the page was changed")
+	}
+}
+
+// A leg that must end now leaves its marks, and loses nothing by that: the next opening takes the
+// checksums from the data.
+func TestALegThatEndsAtOnceLeavesItsMarks(t *testing.T) {
+	d := device(false)
+	l, data := open(t, d), tagged(7, 8)
+	if err := block.WriteAt(l, data, sectorAt(0)); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	l.Close(over)
+	if marked, err := check(d.img); marked == 0 || err != nil {
+		t.Errorf("%d parts have marks, %v; want some: there was no time", marked, err)
+	}
+	l = open(t, d)
+	got := make([]byte, len(data))
+	if err := block.ReadAt(l, got, sectorAt(0)); err != nil || !slices.Equal(got, data) {
+		t.Errorf("read %v: %v", tags(got), err)
+	}
+	l.Close(t.Context())
+	if marked, err := check(d.img); marked != 0 || err != nil {
+		t.Errorf("%d parts have marks, %v; want none", marked, err)
 	}
 }

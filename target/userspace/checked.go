@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -54,19 +55,24 @@ func openChecked(rows dm.Table, below Device, before *checked) (*checked, error)
 func (c *checked) Losses() uint64 { return c.below.Losses() }
 
 // Close ends one table's use.
-func (c *checked) Close() error {
+func (c *checked) Close() error { return c.closeUntil(context.Background()) }
+
+// closeUntil is Close, and writes checksums until ctx ends.
+func (c *checked) closeUntil(ctx context.Context) error {
 	if c.users.Add(-1) > 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, closeWithin)
+	defer cancel()
 	done := make(chan struct{})
 	go func() {
-		c.Leg.Close()
+		c.Leg.Close(ctx)
 		close(done)
 	}()
 	select {
 	case <-done:
 		return c.below.Close()
-	case <-time.After(closeWithin):
+	case <-ctx.Done():
 		go func() {
 			<-done
 			c.below.Close() //nolint:errcheck // nobody waits for it

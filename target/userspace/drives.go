@@ -42,6 +42,7 @@ type Drives struct {
 	opening map[block.DeviceNumber]*sync.Mutex // held while a drive is opened, which can take time
 	files   map[inode]uint32                   // minor numbers
 	held    map[block.DeviceNumber]*held
+	unnoted map[block.DriveID]uint32 // incarnations that this process or the previous one could not note
 }
 
 type inode struct{ device, number uint64 }
@@ -84,6 +85,7 @@ func newDrives(c Config) *Drives {
 		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
 		losses: lossNotes{c.LossDir}, log: log,
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
+		unnoted: map[block.DriveID]uint32{},
 	}
 }
 
@@ -163,7 +165,10 @@ func (h *held) begin(id block.DriveID, label uint32) {
 	if err != nil {
 		h.drives.log.Warn("cannot read what the previous process noted of a drive's lost writes", "drive", id, "err", err)
 	}
-	if h.opened.CompareAndSwap(nil, &beginning{id, max(label, noted)}) && h.file.Losses() > 0 {
+	h.drives.mu.Lock()
+	unnoted := h.drives.unnoted[id]
+	h.drives.mu.Unlock()
+	if h.opened.CompareAndSwap(nil, &beginning{id, max(label, noted, unnoted)}) && h.file.Losses() > 0 {
 		h.noteLoss()
 	}
 }
@@ -179,6 +184,9 @@ func (h *held) noteLoss() {
 	defer h.noting.Unlock()
 	if err := h.drives.losses.write(began.id, h.incarnation()); err != nil {
 		h.drives.log.Warn("cannot note a drive's lost writes for the next process; only the drive's label will record them", "drive", began.id, "err", err)
+		h.drives.mu.Lock()
+		h.drives.unnoted[began.id] = h.incarnation()
+		h.drives.mu.Unlock()
 	}
 }
 

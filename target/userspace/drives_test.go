@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -217,7 +218,7 @@ func TestALostFlushIsEveryonesOnTheDrive(t *testing.T) {
 	// An export that is made later starts with what the leg holds.
 	fresh := l.export(1)
 	must(t, errors.Join(block.WriteAt(fresh, data, 0), block.Flush(fresh)))
-	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+	must(t, errors.Join(l.legs.Close(context.Background()), l.disk.Close()))
 }
 
 // TestALossOutlivesTheProcess: the next process finds a loss that the kernel has not reported yet,
@@ -251,7 +252,7 @@ func TestALossOutlivesTheProcess(t *testing.T) {
 	if n := l.disk.Incarnation(); n != 1 {
 		t.Errorf("another process finds incarnation %d, want 1", n)
 	}
-	must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+	must(t, errors.Join(l.legs.Close(context.Background()), l.disk.Close()))
 }
 
 // TestALossOutlivesAProcessThatCannotWriteTheLabel: all flushes of the drive fail, those of its
@@ -283,7 +284,7 @@ func TestALossOutlivesAProcessThatCannotWriteTheLabel(t *testing.T) {
 			if n := l.disk.Incarnation(); before == 0 || n < before {
 				t.Errorf("the next process finds incarnation %d, want the %d that this one had come to, above 0", n, before)
 			}
-			must(t, errors.Join(l.legs.Close(), l.disk.Close()))
+			must(t, errors.Join(l.legs.Close(context.Background()), l.disk.Close()))
 		})
 	}
 }

@@ -47,6 +47,7 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 	s := &server{
 		target: target, listen: listen, device: device,
 		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{}, spaces: map[spaceKey]*space{},
+		inherited: map[block.Portal]*inherited{}, settled: make(chan struct{}),
 	}
 	return &Exports{FS: memfs.New(s), target: target, server: s, refused: refused}, nil
 }
@@ -88,7 +89,12 @@ func (e *Exports) SetPaths(paths map[block.NQN]int) {
 }
 
 // Close ends all exports, and returns when no command is left in any device.
-func (e *Exports) Close(ctx context.Context) error { return e.target.Close(ctx) }
+func (e *Exports) Close(ctx context.Context) error {
+	e.server.mu.Lock()
+	e.server.forsakeLocked()
+	e.server.mu.Unlock()
+	return e.target.Close(ctx)
+}
 
 func listenTCP(p block.Portal) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
@@ -105,6 +111,8 @@ type server struct {
 	ports      map[uint16]*openPort
 	spaces     map[spaceKey]*space
 	paths      map[block.NQN]int
+	inherited  map[block.Portal]*inherited // not used yet
+	settled    chan struct{}               // closed when they accept connections
 }
 
 type spaceKey struct {
@@ -120,8 +128,10 @@ type space struct {
 
 // openPort listens while subsystems are linked to it.
 type openPort struct {
-	port  *controller.Port
-	links map[string]bool
+	port     *controller.Port
+	portal   block.Portal
+	listener net.Listener
+	links    map[string]bool
 }
 
 func (s *server) AddSubsystem(c memfs.Subsystem) error {
@@ -299,7 +309,7 @@ func (s *server) openPort(p memfs.Port, nqn string, subsystem *controller.Subsys
 	if p.Portal.Transport != block.TCP {
 		return fmt.Errorf("portal %s: only TCP is served in user space", p.Portal)
 	}
-	l, err := s.listen(p.Portal)
+	l, err := s.listenLocked(p.Portal)
 	if err != nil {
 		return err
 	}
@@ -307,7 +317,7 @@ func (s *server) openPort(p memfs.Port, nqn string, subsystem *controller.Subsys
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	s.ports[p.ID] = &openPort{port, map[string]bool{nqn: true}}
+	s.ports[p.ID] = &openPort{port, p.Portal, l, map[string]bool{nqn: true}}
 	return nil
 }
 

@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path"
@@ -285,15 +286,20 @@ func (l *Legs) Device(name string) (block.Device, error) {
 	return nil, errNoDevice
 }
 
-// Close unmaps all legs.
-func (l *Legs) Close() error {
+// Close unmaps all legs, side by side: it waits for each one's I/O, and drives may hang. Legs with
+// checksums write them until ctx ends.
+func (l *Legs) Close(ctx context.Context) error {
 	l.mu.Lock()
 	all := l.mapped
 	l.mapped, l.names = map[string]*mapped{}, map[block.LegID]string{}
 	l.mu.Unlock()
-	var errs []error
+	ends := make(chan error, len(all))
 	for _, m := range all {
-		errs = append(errs, m.linear.swap(nil).retire())
+		go func() { ends <- m.linear.swap(nil).retireUntil(ctx) }()
+	}
+	var errs []error
+	for range all {
+		errs = append(errs, <-ends)
 	}
 	return errors.Join(errs...)
 }

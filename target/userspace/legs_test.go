@@ -261,7 +261,7 @@ func TestALegMovesWithItsDrive(t *testing.T) {
 	if p[0] != 2 || a.closed != 1 || b.closed != 0 {
 		t.Errorf("the drive has %d, want 2; given back: %d and %d times, want 1 and 0", p[0], a.closed, b.closed)
 	}
-	must(t, l.Close())
+	must(t, l.Close(t.Context()))
 	if b.closed != 1 {
 		t.Errorf("after Close the drive was given back %d times, want once", b.closed)
 	}

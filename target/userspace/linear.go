@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -135,12 +136,18 @@ func (t *table) release() {
 }
 
 // retire waits for the IOs under way and releases the drive.
-func (t *table) retire() error {
+func (t *table) retire() error { return t.retireUntil(context.Background()) }
+
+// retireUntil is retire, and writes checksums until ctx ends.
+func (t *table) retireUntil(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
 	t.release()
 	<-t.drained
+	if c, ok := t.below.(*checked); ok {
+		return c.closeUntil(ctx)
+	}
 	return t.below.Close()
 }
 

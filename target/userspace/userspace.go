@@ -14,7 +14,7 @@
 // hosts see or labels record: a volume can be served by one today and by the other tomorrow.
 //
 // The difference: exports live and die with the process. The agent makes them again once the
-// manager has told it the wanted state. A killed process loses no acknowledged write, since these
+// manager has told it the wanted state, or the process before it: see handover.go. A killed process loses no acknowledged write, since these
 // are on the drive or in the kernel's page cache. So the reported boot is the machine's: the
 // manager distrusts copies after a restart of the machine, not of the process. A write that was
 // under way when the process was killed may still reach the drive as long as its system call lasts.
@@ -80,13 +80,14 @@ func New(c Config) (*Machine, error) {
 	return &Machine{Drives: drives, Legs: legs, Exports: exports}, nil
 }
 
-// Close ends all exports, then releases the legs' drives. If ctx ends while I/O is under way, the
-// drives are not released.
+// Close ends all exports, then releases the legs' drives. If ctx ends while I/O is under way, it
+// returns an error, and drives are released as their I/O ends.
 func (m *Machine) Close(ctx context.Context) error {
 	if err := m.Exports.Close(ctx); err != nil {
+		go m.Legs.Close(ctx) //nolint:errcheck // the drives that hang say so where they are used
 		return err
 	}
-	return m.Legs.Close()
+	return m.Legs.Close(ctx)
 }
 
 // OpenTree opens the target's configfs, for the agent to read and change.

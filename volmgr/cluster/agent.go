@@ -36,6 +36,7 @@ type TargetReport struct {
 	Authenticates Ability
 	Refusals      Refusals
 	Integrity     bool // it can keep legs with checksums
+	HandsOver     bool // its next process can take over from it
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,

@@ -322,7 +322,7 @@ func (t *tx) targetSeen(on *target, r *TargetReport) {
 	}
 	on.status = AgentStatus{
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version, Level: max(r.Level, block.FirstLevel),
-		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
+		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems, HandsOver: r.HandsOver,
 	}
 	head := *r
 	head.Drives, head.Legs, head.Admissions, head.Exports = nil, nil, nil, nil

@@ -256,11 +256,12 @@ func shorted(sentences []string) []string {
 
 // AgentLevel says which level an agent knows.
 type AgentLevel struct {
-	Node    block.NodeName
-	Kind    string // "target" or "initiator"
-	Version string
-	Level   block.Level // 0: it has not reported since this manager leads
-	Online  bool
+	Node      block.NodeName
+	Kind      string // "target" or "initiator"
+	Version   string
+	Level     block.Level // 0: it has not reported since this manager leads
+	Online    bool
+	HandsOver bool // see AgentStatus
 }
 
 // Blocks says why a level cannot be begun because of an agent; empty if it can.
@@ -284,7 +285,7 @@ func (s *State) AgentLevels() (all []AgentLevel) {
 			AgentStatus
 		}{{"target", n.TargetBoot, n.Target}, {"initiator", n.InitiatorBoot, n.Initiator}} {
 			if a.boot != "" || a.Known {
-				all = append(all, AgentLevel{n.Name, a.kind, a.Version, a.Level, a.Online})
+				all = append(all, AgentLevel{n.Name, a.kind, a.Version, a.Level, a.Online, a.HandsOver})
 			}
 		}
 	}

@@ -54,6 +54,7 @@ type AgentStatus struct {
 	Kernel     string
 	Generation uint64
 	Problems   []Problem
+	HandsOver  bool   // of a target: its next process can take over from it
 	Refused    string // why its reports are ignored: it belongs to another cluster; derived, for readers
 }
 

@@ -8,6 +8,7 @@
 //	NewServer  a gRPC server with the same, health and metrics
 //	Options    flags for logs and metrics
 //	Watchdog   tells systemd that the daemon is alive
+//	Successor  the next process of a daemon, to which it hands over
 //
 // It knows nothing of volumes. Only Run starts goroutines that outlive a call.
 package daemon
@@ -39,7 +40,7 @@ type running struct {
 
 // Run starts the parts and waits until ctx ends or one of them returns. Then it stops them one at a
 // time, the last first: until a part has returned, it may rely on those before it. The result is
-// nil if all stopped because they were told to.
+// nil if all stopped because they were told to, and wraps ErrHandOver if a part has returned that.
 func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
 	if name, err := os.Hostname(); err == nil {
 		beat.Spread(name)
@@ -63,6 +64,10 @@ func Run(ctx context.Context, log *slog.Logger, parts ...Part) error {
 	case <-ctx.Done():
 		log.Info("stopping")
 	case first = <-ended:
+		if errors.Is(first.err, ErrHandOver) {
+			log.Info("handing over") // for systemd, the daemon goes on
+			return stopAll(all, first)
+		}
 		log.Error("part ended, stopping", "part", first.Name, "err", first.err)
 	}
 	notify(log, "STOPPING=1")

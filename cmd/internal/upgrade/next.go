@@ -139,11 +139,12 @@ func newNext(g *cli.Globals) *cobra.Command {
 		Use:   "next",
 		Short: "Take the next step of an upgrade, and wait until it is complete",
 		Long: `Take the next step of "weft upgrade plan". A target is put under maintenance
-first, so that hosts leave its legs out and no I/O waits, and a volume manager
-that leads hands over to one that is upgraded. Then the command says what to
-install and restart on which machine, and waits until that part is back with the
-version and, of a target, until its legs are in sync again. The maintenance ends
-when the target is back.
+first, so that hosts leave its legs out and no I/O waits, unless it can hand
+over to its next process: then it is to be reloaded, and hosts keep its legs. A
+volume manager that leads hands over to one that is upgraded. Then the command
+says what to install and restart on which machine, and waits until that part is
+back with the version and, of a target, until its legs are in sync again. The
+maintenance ends when the target is back.
 
 Refused, with the reasons, while something is in the way of the step. With
 --force the step begins all the same.
@@ -185,26 +186,11 @@ func runNext(ctx context.Context, api pb.ManagerClient, o nextOptions, out *cli.
 	if err := begin(ctx, api, f, *s, o, out); err != nil {
 		return err
 	}
-	fmt.Fprintln(out.Stdout, f.install(where(*s), serviceOf(s.Kind)))
+	fmt.Fprintln(out.Stdout, f.install(*s))
 	if o.noWait {
 		return nil
 	}
 	return end(ctx, api, *s, o, out)
-}
-
-// where names the machine of a step's part for people.
-func where(s Step) string {
-	if s.Kind == manager {
-		return "the machine of manager " + s.title()
-	}
-	return s.Name
-}
-
-func serviceOf(kind string) string {
-	if kind == manager {
-		return "volmgr"
-	}
-	return kind
 }
 
 // begin does what comes before a part is restarted.
@@ -215,7 +201,7 @@ func begin(ctx context.Context, api pb.ManagerClient, f Facts, s Step, o nextOpt
 			return err
 		}
 		out.Say("manager %s leads now", s.Successor)
-	case s.Kind == target && f.answers(s):
+	case s.Kind == target && f.answers(s) && !s.Reloads:
 		if _, err := api.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: s.Name, Seconds: uint32(o.length / time.Second), Force: o.force}); err != nil {
 			return err
 		}

@@ -42,6 +42,8 @@ type Step struct {
 	Leads   bool     `json:"leads"`  // of a manager
 	// Of a manager that leads: the one that it hands over to, which is upgraded; empty: there is none.
 	Successor string `json:"successor"`
+	// Of a target: its next process takes over from it, and no leg is left out meanwhile.
+	Reloads bool `json:"reloads"`
 }
 
 // State is how far a step is.
@@ -141,7 +143,7 @@ func (f Facts) step(part *pb.UpgradePart) Step {
 	case manager:
 		f.ofManager(&s)
 	case target:
-		f.ofTarget(&s)
+		f.ofTarget(&s, part.GetHandsOver())
 	default:
 		f.ofInitiator(&s)
 	}
@@ -185,12 +187,12 @@ func (f Facts) ofManager(s *Step) {
 	case voters < 2:
 		s.Does = append(s.Does, "volumes go on; attach, detach and rebuild wait until it is back")
 	}
-	s.Does = append(s.Does, f.install("its machine", "volmgr"), "it is back with "+f.To)
+	s.Does = append(s.Does, f.install(*s), "it is back with "+f.To)
 }
 
 // ofTarget says what the upgrade of a target takes: nothing may depend on its legs alone, and no
 // other node may be away.
-func (f Facts) ofTarget(s *Step) {
+func (f Facts) ofTarget(s *Step, handsOver bool) {
 	n := f.node(s.Name)
 	switch online := n.GetTarget().GetOnline(); {
 	case !online || n.GetMaintainedUntil() != nil && s.Runs != f.To:
@@ -198,8 +200,13 @@ func (f Facts) ofTarget(s *Step) {
 	case s.Runs == f.To:
 		s.State = Done
 	}
+	s.Reloads = handsOver && s.State == Later
 	s.Blocks = append(f.away(s.Name), f.copies(s)...)
-	s.Does = []string{"maintenance: hosts leave its legs out first, and no I/O waits for them", f.install(s.Name, "target"), fmt.Sprintf("it is back with %s, its maintenance ends, and its legs are in sync again", f.To)}
+	if s.Reloads {
+		s.Does = []string{f.install(*s), fmt.Sprintf("its next process takes over with %s; hosts keep its legs, and I/O waits for a moment", f.To)}
+		return
+	}
+	s.Does = []string{"maintenance: hosts leave its legs out first, and no I/O waits for them", f.install(*s), fmt.Sprintf("it is back with %s, its maintenance ends, and its legs are in sync again", f.To)}
 }
 
 // ofInitiator says what the upgrade of an initiator takes. A leg that fails meanwhile waits for it.
@@ -221,11 +228,18 @@ func (f Facts) ofInitiator(s *Step) {
 	if len(uses) > 0 {
 		s.Does = append(s.Does, "in user space its devices end with it, so unmount them first ("+some(uses)+"); in the kernel they go on")
 	}
-	s.Does = append(s.Does, f.install(s.Name, "initiator"), "it is back with "+f.To)
+	s.Does = append(s.Does, f.install(*s), "it is back with "+f.To)
 }
 
-func (f Facts) install(where, service string) string {
-	return fmt.Sprintf("you install %s on %s, and there: systemctl restart weft-%s", f.To, where, service)
+func (f Facts) install(s Step) string {
+	where, service, verb := s.Name, s.Kind, "restart"
+	if s.Kind == manager {
+		where, service = "the machine of manager "+s.title(), "volmgr"
+	}
+	if s.Reloads {
+		verb = "reload"
+	}
+	return fmt.Sprintf("you install %s on %s, and there: systemctl %s weft-%s", f.To, where, verb, service)
 }
 
 // away lists the targets other than one that are offline or under maintenance. Those of machines that
@@ -257,7 +271,7 @@ func (f Facts) copies(s *Step) (all []string) {
 			legs := columnOf(v, column)
 			in, out := split(legs)
 			if one {
-				if s.Kind == target && v.GetAttachment() != nil && slices.ContainsFunc(in, func(l *pb.Leg) bool { return l.GetNode() == s.Name }) {
+				if s.Kind == target && !s.Reloads && v.GetAttachment() != nil && slices.ContainsFunc(in, func(l *pb.Leg) bool { return l.GetNode() == s.Name }) {
 					all = append(all, fmt.Sprintf("volume %s has a single copy on %s, and %s uses it: its I/O waits meanwhile", v.GetName(), s.Name, v.GetAttachment().GetNode()))
 				}
 				continue

@@ -3,6 +3,8 @@
 package upgrade
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/pb"
@@ -66,6 +69,63 @@ func text(p Plan) (lines []string) {
 		lines = append(lines, line)
 	}
 	return lines
+}
+
+func (f Facts) handsOver(node string) {
+	f.part(Step{Kind: target, Name: node}).HandsOver = true
+}
+
+// A target that hands over to its next process is reloaded where it stands; one that is away, or is
+// under maintenance already, is restarted.
+func TestATargetThatHandsOverIsReloaded(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(Facts)
+		reloads bool
+	}{
+		"hands over":              {func(f Facts) { f.handsOver("t1") }, true},
+		"does not":                {func(Facts) {}, false},
+		"under maintenance":       {func(f Facts) { f.handsOver("t1"); f.maintain("t1") }, false},
+		"away":                    {func(f Facts) { f.handsOver("t1"); f.node("t1").Target.Online = false }, false},
+		"of another target alone": {func(f Facts) { f.handsOver("t2") }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := world()
+			test.change(f)
+			s := *Make(f).Find(target, "t1")
+			verb, left := "systemctl restart weft-target", true
+			if test.reloads {
+				verb, left = "systemctl reload weft-target", false
+			}
+			does := strings.Join(s.Does, "; ")
+			if s.Reloads != test.reloads || !strings.Contains(does, verb) || strings.Contains(does, "maintenance") != left || !strings.Contains(f.install(s), verb) {
+				t.Errorf("reloads %v; it takes: %s", s.Reloads, does)
+			}
+		})
+	}
+}
+
+// onlyReads is a manager that refuses everything but questions.
+type onlyReads struct {
+	pb.ManagerClient
+	asked int
+}
+
+func (m *onlyReads) MaintainNode(context.Context, *pb.MaintainNodeRequest, ...grpc.CallOption) (*pb.Node, error) {
+	m.asked++
+	return nil, errors.New("it is put under maintenance")
+}
+
+func TestNextPutsATargetUnderMaintenanceOnlyIfItCannotHandOver(t *testing.T) {
+	for _, hands := range []bool{true, false} {
+		f, m := world(), &onlyReads{}
+		if hands {
+			f.handsOver("t1")
+		}
+		err := begin(t.Context(), m, f, *Make(f).Find(target, "t1"), nextOptions{length: time.Minute}, nil)
+		if (err == nil) != hands || (m.asked == 0) != hands {
+			t.Errorf("hands over %v: %v, asked for maintenance %d times", hands, err, m.asked)
+		}
+	}
 }
 
 const offline = "target t2 is offline"
@@ -141,6 +201,22 @@ func TestMake(t *testing.T) {
 				f.Volumes[0].Attachment = nil
 			},
 			want: []string{"target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"},
+		},
+		"nor if its target hands over to its next process": {
+			change: func(f *Facts) {
+				f.upgraded(allManagers...)
+				f.Volumes = []*pb.Volume{volume("scratch", 1, "t1")}
+				f.handsOver("t1")
+			},
+			want: []string{"target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"},
+		},
+		"which must not depend on it alone, as it may fail": {
+			change: func(f *Facts) {
+				f.upgraded(allManagers...)
+				f.handsOver("t1")
+				f.Volumes[0].Legs[1].State = pb.LegState_LEG_STATE_STALE
+			},
+			want: blocked("column 0 of volume db1 has one copy in sync: leg 0.1 of volume db1 on t2 is stale", "target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"),
 		},
 		"a target that is away goes on first, and is in the way of the others": {
 			change: func(f *Facts) { f.upgraded(allManagers...); f.node("t2").Target.Online = false },

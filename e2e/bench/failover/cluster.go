@@ -6,14 +6,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -198,6 +201,7 @@ func (c *cluster) close() error {
 	}
 	for _, d := range slices.Backward(c.daemons) {
 		_ = d.end(syscall.SIGKILL) // it may have ended before
+		d.notices.Close()
 	}
 	if c.conn != nil {
 		c.conn.Close()
@@ -205,18 +209,25 @@ func (c *cluster) close() error {
 	return os.RemoveAll(c.dir)
 }
 
-// daemon is a program that is started again and again.
+// daemon is a program that is started again and again, as systemd would.
 type daemon struct {
 	args    *exec.Cmd
 	log     string
-	process *exec.Cmd
-	portals []string // of a target
+	notices *net.UnixConn // what it tells systemd
+	process *os.Process   // the one that systemd takes for the daemon
+	portals []string      // of a target
 }
 
-func (c *cluster) run(name string, args *exec.Cmd) (*daemon, error) {
+func (c *cluster) run(name string, args *exec.Cmd) (_ *daemon, err error) {
 	d := &daemon{args: args, log: filepath.Join(c.dir, name+".log")}
+	socket := filepath.Join(c.dir, name+".notify")
+	if d.notices, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}); err != nil {
+		return nil, err
+	}
+	d.args.Env = append(d.args.Env, "NOTIFY_SOCKET="+socket)
 	c.daemons = append(c.daemons, d)
-	return d, d.start()
+	// The next process of a daemon has no other parent when the one before it has ended.
+	return d, errors.Join(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), d.start())
 }
 
 func (d *daemon) start() error {
@@ -225,16 +236,48 @@ func (d *daemon) start() error {
 		return err
 	}
 	defer log.Close()
-	d.process = exec.Command(d.args.Path, d.args.Args[1:]...)
-	d.process.Env, d.process.SysProcAttr, d.process.Stderr = d.args.Env, d.args.SysProcAttr, log
-	return d.process.Start()
+	cmd := exec.Command(d.args.Path, d.args.Args[1:]...)
+	cmd.Env, cmd.SysProcAttr, cmd.Stderr = d.args.Env, d.args.SysProcAttr, log
+	err = cmd.Start()
+	d.process = cmd.Process
+	return err
 }
 
 // end sends a signal that ends the process, and waits for that.
 func (d *daemon) end(signal syscall.Signal) error {
-	if err := d.process.Process.Signal(signal); err != nil {
+	if d.process == nil {
+		return os.ErrProcessDone
+	}
+	if err := d.process.Signal(signal); err != nil {
 		return err
 	}
 	d.process.Wait() //nolint:errcheck // it says only which signal it was
 	return nil
+}
+
+// handOver has the daemon hand over to its next process, and waits until that is done.
+func (d *daemon) handOver() error {
+	if err := errors.Join(d.notices.SetReadDeadline(time.Now().Add(patience)), d.process.Signal(syscall.SIGUSR2)); err != nil {
+		return err
+	}
+	for notice := make([]byte, 4096); ; {
+		n, err := d.notices.Read(notice)
+		if err != nil {
+			return fmt.Errorf("it does not say which process is the next one: %w", err)
+		}
+		text, main := strings.CutPrefix(string(notice[:n]), "MAINPID=")
+		if !main {
+			continue // READY=1, for example
+		}
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			return err
+		}
+		before := d.process
+		if d.process, err = os.FindProcess(pid); err != nil {
+			return err
+		}
+		_, err = before.Wait()
+		return err
+	}
 }

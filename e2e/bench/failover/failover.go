@@ -45,6 +45,7 @@ var failures = []failure{
 	{"target silent, as after a power cut", 1, (*cluster).powerOff, (*cluster).mendPath},
 	{"target's process frozen", 1, (*cluster).freeze, (*cluster).thaw},
 	{"target stopped in order", 1, (*cluster).stop, (*cluster).start},
+	{"target replaced by its next process", 1, (*cluster).replace, (*cluster).keep},
 	{"path silent, and a second rail", 2, (*cluster).cutPath, (*cluster).mendPath},
 }
 
@@ -134,7 +135,7 @@ func (c *cluster) round(ctx context.Context, f failure, victim *daemon) (stall, 
 func (c *cluster) kill(t *daemon) error { return t.end(syscall.SIGKILL) }
 
 // freeze stops a target's process; its machine still accepts connections.
-func (c *cluster) freeze(t *daemon) error { return t.process.Process.Signal(syscall.SIGSTOP) }
+func (c *cluster) freeze(t *daemon) error { return t.process.Signal(syscall.SIGSTOP) }
 
 // thaw replaces a frozen target by a new process.
 func (c *cluster) thaw(t *daemon) error {
@@ -148,6 +149,11 @@ func (c *cluster) thaw(t *daemon) error {
 func (c *cluster) stop(t *daemon) error { return t.end(syscall.SIGTERM) }
 
 func (c *cluster) start(t *daemon) error { return t.start() }
+
+// replace has a target hand over to its next process, as systemctl reload does.
+func (c *cluster) replace(t *daemon) error { return t.handOver() }
+
+func (c *cluster) keep(*daemon) error { return nil }
 
 // powerOff cuts all paths to a target: nothing comes back from it, and nobody learns why.
 func (c *cluster) powerOff(t *daemon) error { c.client.wire.cutAll(t.portals); return nil }

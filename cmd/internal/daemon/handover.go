@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A daemon can start its next process, perhaps of another version, and hand over to it once that is
+// ready:
+//
+//	this process                      the next one
+//	---------------------------------------------------------
+//	StartSuccessor         ───────▶   FindPredecessor
+//	                       ◀───────   Take: ready
+//	stops
+//	Give                   ───────▶
+//	                       ◀───────   Accept
+//	tells systemd                     goes on
+//	ends
+//
+// Until the next process has accepted, this one can go on: Give ends the other one before it returns
+// an error. If this one ends before that, the next one ends too, and whoever restarts the daemon
+// begins anew.
+
+// ErrHandOver is returned by a part that has stopped because the next process takes over.
+var ErrHandOver = errors.New("the next process takes over")
+
+const (
+	// readyFor is how long the next process may take to be ready.
+	readyFor = 30 * time.Second
+	// acceptFor is how long it may then take to accept what it is given, while nobody serves.
+	acceptFor = time.Second
+)
+
+// predecessorVariable tells a process which descriptor leads to its predecessor, and a note of that,
+// as "3:note".
+const predecessorVariable = "WEFT_PREDECESSOR"
+
+// Successor is the next process of this daemon. It is ready, and waits.
+type Successor struct {
+	process *os.Process
+	conn    *net.UnixConn
+	ended   <-chan struct{}
+}
+
+// StartSuccessor starts a program with the arguments and the environment of this process, and returns
+// when it is ready. note is for it.
+func StartSuccessor(ctx context.Context, program, note string) (*Successor, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start the next process: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "predecessor")
+	conn, err := connOf(pair[0])
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), theirs.Close())
+	}
+	cmd := exec.Command(program, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), predecessorVariable+"=3:"+note)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{theirs}
+	err = cmd.Start()
+	theirs.Close() // so that the end of the process ends the connection
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), conn.Close())
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		cmd.Wait() //nolint:errcheck // the end of the connection tells
+	}()
+	s := &Successor{cmd.Process, conn, ended}
+	if err := s.ready(ctx); err != nil {
+		s.Abandon()
+		return nil, fmt.Errorf("the next process, %s, is not ready: %w", program, err)
+	}
+	return s, nil
+}
+
+// connOf makes a connection of a socket.
+func connOf(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "handover")
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%T: no socket of the kind that is needed", c), c.Close())
+	}
+	return u, nil
+}
+
+func (s *Successor) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyFor, fmt.Errorf("not within %v", readyFor))
+	defer cancel()
+	_, err := readFull(ctx, s.conn, make([]byte, 1))
+	if errors.Is(err, io.EOF) {
+		return errors.New("it has ended")
+	}
+	return err
+}
+
+// readFull fills b, until ctx ends.
+func readFull(ctx context.Context, c *net.UnixConn, b []byte) (int, error) {
+	defer context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })() //nolint:errcheck // it interrupts the read
+	n, err := io.ReadFull(c, b)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return n, err
+}
+
+// Give hands over, and tells systemd that the next process is the daemon now; the caller ends soon.
+// After an error, the next process has ended and has done nothing: the caller may go on.
+func (s *Successor) Give(log *slog.Logger, message []byte, files []*os.File) error {
+	if err := s.give(message, files); err != nil {
+		s.Abandon()
+		return fmt.Errorf("hand over to process %d: %w", s.process.Pid, err)
+	}
+	s.conn.Close()
+	notify(log, fmt.Sprintf("MAINPID=%d", s.process.Pid))
+	log.Info("handed over to the next process", "process", s.process.Pid)
+	return nil
+}
+
+func (s *Successor) give(message []byte, files []*os.File) error {
+	if err := s.conn.SetDeadline(time.Now().Add(acceptFor)); err != nil {
+		return err
+	}
+	var fds []int
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	head := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
+	if _, _, err := s.conn.WriteMsgUnix(head, rights, nil); err != nil {
+		return err
+	}
+	if _, err := s.conn.Write(message); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(s.conn, make([]byte, 1)); err != nil {
+		return fmt.Errorf("it does not accept: %w", err)
+	}
+	return nil
+}
+
+// Abandon ends the next process, and returns when it has ended.
+func (s *Successor) Abandon() {
+	s.conn.Close()
+	_ = s.process.Kill() // it may have ended
+	<-s.ended
+}
+
+// Predecessor is the process that this one will take over from.
+type Predecessor struct {
+	Note string
+	conn *net.UnixConn
+}
+
+// FindPredecessor returns the process that has started this one; nil if this is an ordinary start.
+func FindPredecessor() (*Predecessor, error) {
+	text, ok := os.LookupEnv(predecessorVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(predecessorVariable); err != nil { // it is not for programs that this one starts
+		return nil, err
+	}
+	number, note, _ := strings.Cut(text, ":")
+	fd, err := strconv.Atoi(number)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
+	}
+	unix.CloseOnExec(fd)
+	conn, err := connOf(fd)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
+	}
+	return &Predecessor{note, conn}, nil
+}
+
+// maxHandover bounds what one process hands over to the next one.
+const maxHandover = 1 << 30
+
+// Take says that this process is ready, and returns what it is given when the other one has stopped.
+// Accept is next.
+func (p *Predecessor) Take(ctx context.Context) (message []byte, files []*os.File, err error) {
+	if message, files, err = p.take(ctx); err != nil {
+		p.conn.Close()
+		for _, f := range files {
+			f.Close()
+		}
+		return nil, nil, fmt.Errorf("take over from the previous process: %w", err)
+	}
+	return message, files, nil
+}
+
+// Accept says that this process goes on with what it was given. After an error it must not: the other
+// one may.
+func (p *Predecessor) Accept() error {
+	defer p.conn.Close()
+	if _, err := p.conn.Write([]byte{1}); err != nil {
+		return fmt.Errorf("take over from the previous process: %w", err)
+	}
+	return nil
+}
+
+func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.File, err error) {
+	if _, err := p.conn.Write([]byte{1}); err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { p.conn.SetReadDeadline(time.Unix(1, 0)) }) //nolint:errcheck // it interrupts the read
+	defer stop()
+	head, rights := make([]byte, 8), make([]byte, unix.CmsgSpace(4*253)) // the kernel's limit
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(head, rights)
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil, context.Cause(ctx)
+	case err == nil && n == 0 || errors.Is(err, io.EOF):
+		return nil, nil, errors.New("it has ended without handing over")
+	case err != nil:
+		return nil, nil, err
+	}
+	if files, err = filesOf(rights[:oobn]); err != nil {
+		return nil, files, err
+	}
+	if _, err := readFull(ctx, p.conn, head[n:]); err != nil {
+		return nil, files, err
+	}
+	size := binary.LittleEndian.Uint64(head)
+	if size > maxHandover {
+		return nil, files, fmt.Errorf("a message of %d bytes", size)
+	}
+	message = make([]byte, size)
+	_, err = readFull(ctx, p.conn, message)
+	return message, files, err
+}
+
+// filesOf returns the files that came with a message.
+func filesOf(rights []byte) (files []*os.File, err error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "handed over"))
+		}
+	}
+	return files, nil
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestMain is also the next process, in the role that the note gives it.
+func TestMain(m *testing.M) {
+	p, err := FindPredecessor()
+	if err != nil {
+		panic(err)
+	}
+	if p == nil {
+		os.Exit(m.Run())
+	}
+	os.Exit(p.play())
+}
+
+// play does what the note says; the status of the process tells nobody anything.
+func (p *Predecessor) play() int {
+	if p.Note == "dies at its start" {
+		return 1
+	}
+	if p.Note == "dies when it is ready" {
+		p.conn.Write([]byte{1}) //nolint:errcheck // the test sees what comes
+		return 1
+	}
+	message, files, err := p.Take(context.Background())
+	if err != nil {
+		return 1
+	}
+	switch p.Note {
+	case "does not accept":
+		return 1
+	case "hangs with what it has":
+		time.Sleep(time.Minute)
+	}
+	if err := p.Accept(); err != nil {
+		return 1
+	}
+	for _, f := range files {
+		f.Write(message) //nolint:errcheck // the test sees what comes
+	}
+	return 0
+}
+
+// notices are what the test process tells systemd.
+func notices(t *testing.T) *net.UnixConn {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "notify")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	t.Setenv("NOTIFY_SOCKET", socket)
+	return c
+}
+
+func TestTheNextProcessIsGivenFilesAndAMessage(t *testing.T) {
+	systemd := notices(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	s, err := StartSuccessor(t.Context(), os.Args[0], "writes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Give(discard, []byte("an estate"), []*os.File{w})
+	w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(r)
+	if err != nil || string(got) != "an estate" {
+		t.Errorf("the next process wrote %q, %v", got, err)
+	}
+	b := make([]byte, 100)
+	n, err := systemd.Read(b)
+	if err != nil || !strings.HasPrefix(string(b[:n]), "MAINPID=") {
+		t.Errorf("systemd was told %q, %v", b[:n], err)
+	}
+}
+
+// A next process that is not ready, or does not accept, has ended before the caller goes on, and
+// systemd is not told of it.
+func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
+	for _, role := range []string{"dies at its start", "dies when it is ready", "does not accept", "hangs with what it has"} {
+		t.Run(role, func(t *testing.T) {
+			systemd := notices(t)
+			began := time.Now()
+			s, err := StartSuccessor(t.Context(), os.Args[0], role)
+			if role == "dies at its start" {
+				if d := time.Since(began); err == nil || d > readyFor/2 {
+					t.Fatalf("after %v: %v", d, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			began = time.Now()
+			if err := s.Give(discard, []byte("an estate"), nil); err == nil {
+				t.Error("it has taken over")
+			}
+			if d := time.Since(began); d > 10*acceptFor {
+				t.Errorf("nobody served for %v", d)
+			}
+			select {
+			case <-s.ended:
+			default:
+				t.Error("it is still there")
+			}
+			systemd.SetReadDeadline(time.Now().Add(time.Millisecond)) //nolint:errcheck // then the read waits
+			b := make([]byte, 100)
+			if n, err := systemd.Read(b); err == nil {
+				t.Errorf("systemd was told %q", b[:n])
+			}
+		})
+	}
+}
+
+func TestAStoppedDaemonStartsNoHandover(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s, err := StartSuccessor(ctx, os.Args[0], "writes"); err == nil {
+		s.Abandon()
+		t.Error("a handover began after the daemon was stopped")
+	}
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+)
+
+// A process of the agent can hand over to its next one, which may be of another version. Hosts keep
+// their legs and connect again at once:
+//
+//	this process                                     the next one
+//	---------------------------------------------------------------------------------
+//	                                                 waits, ready for everything else
+//	listens to the manager no more, gives no order
+//	accepts no connections: the kernel queues them
+//	ends controllers; I/O leaves the drives
+//	releases drives and locks
+//	                       Estate  ───────────────▶  Inherit
+//	                                                 locks, opens the drives
+//	                                                 exports what was wanted last
+//	                                                 accepts connections
+//	                                                 talks to the manager
+//
+// The next process holds the locks of drives and node before it does anything, and these are released
+// after the last write. So never do two serve one drive, and no write of the old one comes late. What
+// is wanted is taken when nothing acts on it, nor reports, any more: the next process cannot fall back
+// behind something that the manager was told, such as a fence. What comes later is recorded on labels
+// that it reads, or reaches it as soon as it talks to the manager. Whatever ends early, the rest is that
+// of an ordinary start.
+
+// ErrHandOver is the cause with which the context of Run ends if the next process takes over.
+var ErrHandOver = errors.New("the next process takes over")
+
+const (
+	// handOverFor bounds each wait before the next process may begin: for orders that are being carried
+	// out, and for I/O. Drives that hang for longer stay locked until this process has ended.
+	handOverFor = time.Second
+	// takeOverFor is the longest that hosts wait for all of the exports: less than they wait for a leg.
+	takeOverFor = time.Second
+	// retakeEvery is how often a drive that the previous process has not released yet is tried.
+	retakeEvery = 20 * time.Millisecond
+)
+
+// Estate is what an agent leaves to the next process of its node. It has keys of exports.
+type Estate struct {
+	told      *pb.TargetHandover
+	listeners map[block.Portal]net.Listener
+}
+
+// handsOver reports whether a context has ended because the next process takes over.
+func handsOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrHandOver) }
+
+// leave notes what the next process takes over, when nothing acts for the manager any more, and stops
+// accepting connections.
+func (a *Agent) leave(drives *openDrives) {
+	e := Estate{told: &pb.TargetHandover{}}
+	if wanted := a.currentWanted(); wanted != nil {
+		e.told.Wanted = proto.CloneOf(wanted)
+		e.told.Wanted.MayStop = false
+	}
+	e.told.Devices, _, _ = drives.list()
+	if a.kernel.keep != nil {
+		if err := a.kernel.keep(&e); err != nil {
+			a.log.Warn("not all portals stay open for the next process: hosts may be refused meanwhile", "err", err)
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.estate = e
+}
+
+// Estate returns what is left to the next process, after Run has ended with ErrHandOver. The caller
+// closes it.
+func (a *Agent) Estate() Estate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.estate
+	if e.told == nil {
+		e.told = &pb.TargetHandover{}
+	}
+	if a.kernel.losses != nil { // the last of them may have come when the drives were released
+		e.told.Losses = map[string]uint32{}
+		for id, incarnation := range a.kernel.losses() {
+			e.told.Losses[id.String()] = incarnation
+		}
+	}
+	return e
+}
+
+// Inherit takes over what the previous process has left, before Run.
+func (a *Agent) Inherit(e Estate) error {
+	if a.kernel.adopt != nil {
+		if err := a.kernel.adopt(e); err != nil {
+			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close())
+		}
+	}
+	a.estate, a.wanted, a.letIn = e, e.told.GetWanted(), a.kernel.settle
+	a.settled = make(chan struct{})
+	if a.wanted == nil { // the manager has not spoken yet
+		a.settle()
+	}
+	return nil
+}
+
+// losses are the incarnations that the previous process could note nowhere.
+func (e Estate) losses() (map[block.DriveID]uint32, error) {
+	all := map[block.DriveID]uint32{}
+	for text, incarnation := range e.told.GetLosses() {
+		id, err := block.ParseDriveID(text)
+		if err != nil {
+			return nil, err
+		}
+		all[id] = incarnation
+	}
+	return all, nil
+}
+
+// inherited lists the devices that the previous process knew.
+func (a *Agent) inherited() []*pb.Device {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.estate.told.GetDevices()
+}
+
+// takeDrives opens the drives that the previous process had, without looking at all devices first. Those
+// that it has not released yet are tried again.
+func (a *Agent) takeDrives(ctx context.Context, drives *openDrives) {
+	devices := a.inherited()
+	if len(devices) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, takeOverFor)
+	defer cancel()
+	for {
+		err := drives.use(ctx, devices)
+		poke(a.wake)
+		if err == nil || !sleep(ctx, retakeEvery) {
+			return
+		}
+	}
+}
+
+// awaitSettled waits until the exports of the previous process are there again.
+func (a *Agent) awaitSettled(ctx context.Context) {
+	began := time.Now()
+	late := time.NewTimer(takeOverFor)
+	defer late.Stop()
+	select {
+	case <-a.settled:
+	case <-ctx.Done():
+	case <-late.C:
+		a.settle()
+	}
+	if a.letIn != nil && ctx.Err() == nil {
+		a.log.Info("took over from the previous process", "after", time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// settle lets hosts in, and then the manager.
+func (a *Agent) settle() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case <-a.settled:
+		return
+	default:
+	}
+	if a.letIn != nil {
+		a.letIn()
+	}
+	close(a.settled)
+}
+
+// settleIf settles if all that is wanted is exported.
+func (a *Agent) settleIf(p plan) {
+	if !slices.ContainsFunc(p.problems, func(x problem) bool { return x.doing == exporting }) {
+		a.settle()
+	}
+}
+
+// Pack returns an estate as it is sent to another process: a message, and the sockets that go with it,
+// which the caller closes.
+func (e Estate) Pack() (message []byte, sockets []*os.File, retErr error) {
+	defer func() {
+		if retErr != nil {
+			CloseAll(sockets)
+		}
+	}()
+	told := proto.CloneOf(e.told)
+	portals := slices.SortedFunc(maps.Keys(e.listeners), func(a, b block.Portal) int { return cmp.Compare(a.String(), b.String()) })
+	for _, portal := range portals {
+		l, ok := e.listeners[portal].(interface{ File() (*os.File, error) })
+		if !ok {
+			return nil, sockets, fmt.Errorf("portal %s: %T: %w", portal, e.listeners[portal], errors.ErrUnsupported)
+		}
+		f, err := l.File()
+		if err != nil {
+			return nil, sockets, fmt.Errorf("portal %s: %w", portal, err)
+		}
+		sockets, told.Portals = append(sockets, f), append(told.Portals, portalMessage(portal))
+	}
+	message, err := proto.Marshal(told)
+	return message, sockets, err
+}
+
+// CloseAll closes files.
+func CloseAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Unpack is the inverse of Pack. It closes the sockets that it is given.
+func Unpack(message []byte, sockets []*os.File) (e Estate, retErr error) {
+	defer CloseAll(sockets)
+	e = Estate{told: &pb.TargetHandover{}, listeners: map[block.Portal]net.Listener{}}
+	defer func() {
+		if retErr != nil {
+			retErr = errors.Join(retErr, e.Close())
+		}
+	}()
+	if err := proto.Unmarshal(message, e.told); err != nil {
+		return e, err
+	}
+	portals := e.told.GetPortals()
+	e.told.Portals = nil
+	if len(portals) != len(sockets) {
+		return e, fmt.Errorf("%d sockets came for %d portals", len(sockets), len(portals))
+	}
+	for i, p := range portals {
+		l, err := net.FileListener(sockets[i])
+		if err != nil {
+			return e, err
+		}
+		e.listeners[block.Portal{Transport: block.TCP, Address: p.GetAddress(), Port: uint16(p.GetPort()), Rail: p.GetRail()}] = l
+	}
+	return e, nil
+}
+
+// Close closes the sockets.
+func (e Estate) Close() error {
+	var errs []error
+	for _, l := range e.listeners {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
