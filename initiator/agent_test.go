@@ -673,6 +673,28 @@ func TestConnectionThatDoesNotGoHoldsUpNoOther(t *testing.T) {
 	})
 }
 
+// A target may answer once more for one of its legs after the other has fallen silent, and then die. Then
+// the kernel waits for its answer to the end of the connection.
+func TestATargetThatDiesAfterItHasAnsweredIsCutAllTheSame(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		hang, stuck := make(chan struct{}), make(chan struct{})
+		w.mu.Lock()
+		w.stuck = true
+		w.firmly, w.stuckLegs = map[string]chan struct{}{"t1": hang}, map[uint32]chan struct{}{2: stuck}
+		w.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		w.expect("one leg is lost", "flush t0", "record-stale c0.1 c1.1")
+		time.Sleep(time.Second)
+		w.expect("no end of the connection", "destroy-sockets t1")
+		close(hang)
+		close(stuck)
+		time.Sleep(2 * time.Second)
+		w.expect("the kernel goes on", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1",
+			"create c1-lost1: error", "reload c1: mirror keep_log t0 c1-lost1")
+	})
+}
+
 // overRDMA is like in, with portals of these transports, and a manager that answers nothing more.
 func overRDMA(t *testing.T, f func(w *world), transports ...pb.Transport) {
 	t.Helper()

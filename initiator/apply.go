@@ -35,9 +35,9 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 		return k.failFast(ctx, s, o.Path, o.On)
 	case volume.Cut:
 		k.countOutage(s, o.Path, o.Mute)
-		return k.release(ctx, s, o.Path, o.Mute)
+		return k.release(ctx, s, o.Path, o.Mute, true)
 	case volume.Disconnect:
-		return k.release(ctx, s, o.Path, o.Mute)
+		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
 		return k.column(ctx, w, s, o)
 	case volume.FlushLegs:
@@ -228,6 +228,7 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 type ending struct {
 	fabrics.Controller
 	failsFast bool
+	waits     bool // I/O waits until it has ended
 }
 
 // countOutage notes, once for each controller, that a path has fallen silent, so that another portal
@@ -243,13 +244,14 @@ func (k *kernelKeeper) countOutage(s *seen, path volume.Path, mute bool) {
 }
 
 // release deletes a path's controllers, so that all I/O that waits on them fails. If the
-// target is silent, it first cuts their connections.
-func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, mute bool) error {
+// target is silent, it first cuts their connections; if I/O waits, it also does so when the target does
+// not answer the end of a connection.
+func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, mute, waits bool) error {
 	what := "release " + path.String()
 	var all []ending
 	for _, c := range s.controllers[path.Subsystem] {
 		if pathOf(c) == path {
-			all = append(all, ending{c, k.fast[c.Name]})
+			all = append(all, ending{c, k.fast[c.Name], waits})
 		}
 	}
 	return k.await(ctx, what, keeper.Patience, func() error { return k.disconnect(ctx, all, mute) }, func(err error) error {
@@ -266,7 +268,7 @@ func (k *kernelKeeper) disconnect(ctx context.Context, all []ending, mute bool) 
 			k.letGo(ctx, c.Controller)
 			continue
 		}
-		if err := k.delete(ctx, c.Controller, mute); err != nil {
+		if err := k.delete(ctx, c, mute); err != nil {
 			return err
 		}
 		k.log.Info("disconnected", "nqn", c.NQN, "controller", c.Name, "forced", mute)
@@ -276,7 +278,8 @@ func (k *kernelKeeper) disconnect(ctx context.Context, all []ending, mute bool) 
 
 // delete deletes a controller. If it deleted one that the kernel believes live, the kernel would
 // first tell the target, and wait for an answer.
-func (k *kernelKeeper) delete(ctx context.Context, c fabrics.Controller, mute bool) error {
+func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
+	c := e.Controller
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if mute && c.Transport == block.TCP {
@@ -284,6 +287,18 @@ func (k *kernelKeeper) delete(ctx context.Context, c fabrics.Controller, mute bo
 			k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
 		}
 		k.awaitChange(ctx, c, 500*time.Millisecond, fabrics.Live)
+		return k.kernel.host.Disconnect(ctx, c)
+	}
+	if e.waits && c.Transport == block.TCP && c.State == fabrics.Live {
+		// A target may die just after it has answered. If its sockets go before the I/O under way has run
+		// out of time (Config.IOTimeout), the kernel cannot ask it any more; else it would wait for a minute.
+		late := time.AfterFunc(partWithin, func() {
+			k.log.Warn("the target does not answer the end of a connection; its sockets are destroyed", "controller", c.Name)
+			if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
+				k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
+			}
+		})
+		defer late.Stop()
 	}
 	return k.kernel.host.Disconnect(ctx, c)
 }

@@ -21,6 +21,7 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
+	partWithin     = 2 * time.Second  // a target that answers ends a connection within 0.3 s
 	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 

@@ -74,6 +74,7 @@ type world struct {
 	strict     bool                     // and refuses reports to another cluster
 	hang       map[string]chan struct{} // by device: its reload hangs in the kernel until this is closed
 	firmly     map[string]chan struct{} // by node: the same for a disconnect
+	stuckLegs  map[uint32]chan struct{} // by namespace: reads of it hang until this is closed
 	transports []pb.Transport           // of the portals of each target; TCP if empty
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
@@ -427,7 +428,7 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	defer w.mu.Unlock()
 	w.did("destroy-sockets %s", w.nodeAt(p.Address))
 	for i := range w.ctrl {
-		if w.ctrl[i].Address.Traddr == p.Address {
+		if w.ctrl[i].Address.Traddr == p.Address && !w.ctrl[i].Going() {
 			w.ctrl[i].State = fabrics.Connecting
 		}
 	}
@@ -503,10 +504,12 @@ func (w *world) Probe(h fabrics.Head) error {
 		w.mu.Unlock()
 		return unix.ENODEV
 	}
-	silent := w.silent[w.heads[i].node]
+	silent, stuck := w.silent[w.heads[i].node], w.stuckLegs[w.heads[i].NSID]
 	w.mu.Unlock()
-	if silent != nil {
-		<-silent
+	for _, c := range []chan struct{}{silent, stuck} {
+		if c != nil {
+			<-c
+		}
 	}
 	return nil
 }

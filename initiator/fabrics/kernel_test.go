@@ -5,6 +5,8 @@ package fabrics
 import (
 	"context"
 	"errors"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -201,4 +203,91 @@ func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
 	}
 	eventually(t, "the controller notices", func() bool { return state() != Live })
 	t.Logf("live again after %v", eventually(t, "the controller reconnects", func() bool { return state() == Live }))
+}
+
+// proxy forwards connections to a port of this machine, until it is frozen: then its peers keep their
+// connections, but nothing arrives any more.
+func proxy(t *testing.T, to string) (port uint16, freeze func()) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen, ended := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(ended); l.Close() })
+	forward := func(from, to net.Conn) {
+		for buffer := make([]byte, 64<<10); ; {
+			n, err := from.Read(buffer)
+			select {
+			case <-frozen:
+				<-ended
+				return
+			default:
+			}
+			if err == nil {
+				_, err = to.Write(buffer[:n])
+			}
+			if err != nil {
+				from.Close()
+				to.Close()
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp4", to)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			go forward(near, far)
+			go forward(far, near)
+		}
+	}()
+	return netip.MustParseAddrPort(l.Addr().String()).Port(), func() { close(frozen) }
+}
+
+// A target that dies while a controller is being deleted: the kernel has asked it, and would wait for
+// a minute. If its sockets go before the I/O under way has run out of time, the kernel cannot ask.
+func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T) {
+	k := onKernel(t)
+	export(t, testNQN, "33", legUUID)
+	port, freeze := proxy(t, "127.0.0.1:4433")
+	o := options(testNQN, port)
+	o.KeepAlive = 30 * time.Second // so that the kernel does not notice before the test has ended
+	c, err := k.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var n Namespace
+	eventually(t, "the namespace appears", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil && n.Live })
+	for _, path := range n.Paths {
+		if err := k.SetIOTimeout(path, 4*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	freeze()
+	go k.Probe(n.Head) //nolint:errcheck // it fails when the controller goes
+	time.Sleep(200 * time.Millisecond)
+	began, deleted := time.Now(), make(chan error, 1)
+	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
+	time.Sleep(time.Second)
+	if _, err := k.DestroySockets(t.Context(), c.Portal()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-deleted:
+		t.Logf("deleted after %v: %v", time.Since(began), err)
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(25 * time.Second):
+		t.Error("not deleted after 25 s")
+		<-deleted
+	}
 }
