@@ -46,6 +46,7 @@ func TestScenarioCrossAttach(t *testing.T) {
 	// The kernel client loses power while writing, and user space takes over.
 	c.dieUnderWrites(kernel, func() { kernel.Kill() })
 	c.attachAfterDeath(user)
+	comparedWhatTargetsList(t, b, user)
 	c.detach()
 
 	// The process of the user-space data path is killed while writing, and the kernel takes
@@ -57,6 +58,7 @@ func TestScenarioCrossAttach(t *testing.T) {
 		}
 	})
 	c.attachAfterDeath(kernel)
+	comparedWhatTargetsList(t, b, kernel)
 	c.detach()
 	b.Datapath(user, "user")
 

@@ -52,6 +52,10 @@ func TestKernel(t *testing.T) {
 			[]vm.MachineOption{vm.Memory(2560), vm.StateDiskOf("8GiB"), vm.Modules("dm_mod", "loop"), vm.NVMe("2GiB", "K1"), vm.NVMe("2GiB", "K2")},
 		},
 		{
+			vm.Suite{Package: "./target/written", Env: []string{"TMPDIR=/var/lib/weft"}},
+			[]vm.MachineOption{vm.StateDiskOf("8GiB"), vm.Modules("dm_mod", "loop")},
+		},
+		{
 			vm.Suite{Package: "./initiator/fabrics"},
 			[]vm.MachineOption{vm.Modules("nvme_tcp", "nvmet_tcp", "loop", "brd rd_nr=8 rd_size=65536", "tcp_diag")},
 		},

@@ -226,6 +226,7 @@ func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	b.Weft("detach", "db1", "--force")
 	device = b.Attach("db1", c2)
 	everyLegFenced(t, b)
+	comparedWhatTargetsList(t, b, c2)
 	b.Verify(c2, device, span, acks)
 	w2 := b.Write(c2, device, span, 200, w.Next()+1000)
 	w2.AwaitProgress(50, time.Minute)
@@ -243,6 +244,26 @@ func TestScenarioClientKilledAndReplaced(t *testing.T) {
 	w2.AwaitProgress(50, time.Minute)
 	w2.Stop()
 	b.Verify(c2, device, span, acks.Add(w2))
+}
+
+// comparedWhatTargetsList checks in the log of a client's agent that after a crash it compared only what
+// the targets had listed, on either data path.
+func comparedWhatTargetsList(t *testing.T, b *testbed.Bed, client *vm.Machine) {
+	t.Helper()
+	compared := 0
+	for line := range strings.Lines(b.Daemon(client).Log()) {
+		if !strings.Contains(line, "copies compared") && !strings.Contains(line, "making the copies equal") {
+			continue
+		}
+		compared++
+		t.Log(client.Name(), strings.TrimSpace(line))
+		if !strings.Contains(line, `whole_because=""`) {
+			t.Errorf("%s compared everything: %s", client.Name(), line)
+		}
+	}
+	if compared == 0 {
+		t.Errorf("%s compared nothing after a crash", client.Name())
+	}
 }
 
 // connectString is the options with which a client's kernel connected, read from sysfs.

@@ -66,6 +66,7 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 
 // stopChange makes a running change of a column end after its present step.
 func (k *kernelKeeper) stopChange(column int) {
+	k.lists.column(column).changes()
 	if c := k.changes[column]; c != nil {
 		c.over.Store(true)
 	}
@@ -363,12 +364,16 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 	case k.Busy(what):
 		return k.unblock(ctx, w, s, o)
 	}
+	if err := k.readyToBuild(ctx, s, o); err != nil {
+		return err
+	}
 	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry)
 	if err != nil {
 		return err
 	}
 	c, mem := &change{}, k.memory
 	k.changes[o.Column] = c
+	k.lists.column(o.Column).changes()
 	if o.Retry {
 		mem.Retried[o.Column] = s.Now
 	}

@@ -196,6 +196,7 @@ func (k *kernelKeeper) stepsTo(w *volume.Wanted, s *seen, column int, want volum
 func (k *kernelKeeper) columnOf(w *volume.Wanted, s *seen, column int, want volume.Column) (mirror.Column, []slot) {
 	t := mirror.NewColumn(w.Volume, column, w.Layout, w.Size, s.columns[column].log)
 	t.Size, t.Equalize, t.ReadOnly, t.First, t.Full = want.Size, want.Equalize, w.ReadOnly, want.First, want.Full
+	t.Equal = t.Equalize && k.madeEqual(column)
 	var slots []slot
 	for copy, w := range want.Copies {
 		leg, slot := k.legFor(s, column, copy, w)

@@ -81,7 +81,7 @@ type Config struct {
 	ResumeWithin time.Duration
 	Holder       []string
 	Export       userspace.Export // User: makes devices instead of package blockdev; nil means blockdev does
-	Dial         userspace.Dial   // User: connects to targets; nil means by the machine's network
+	Dial         userspace.Dial   // User: connects to targets. Kernel: asks them for lists of writes. Nil means by the machine's network
 
 	// Support returns more of what support bundles hold of this machine, and nothing secret; nil:
 	// nothing.

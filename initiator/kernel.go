@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
@@ -37,6 +38,8 @@ type host interface {
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
 	Probe(h fabrics.Head) error
 	Flush(h fabrics.Head) error
+	MakeEqual(ctx context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error)
+	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error
 }
 
 // mapper is what the agent uses of dm.Client.

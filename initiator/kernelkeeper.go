@@ -52,6 +52,7 @@ type kernelKeeper struct {
 	seen     *seen           // the last look
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
+	lists    listing
 
 	counted atomic.Pointer[counted] // nil: no device
 }
@@ -66,7 +67,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
 		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
-		changes: map[int]*change{},
+		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	can := capabilities
 	can.Rail, can.Near = a.cfg.Labels[railLabel], a.cfg.Near
@@ -117,6 +118,8 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 	}
 	k.adopt(w, s)
 	k.describe(w, s)
+	s.Whole = k.wholeBecause()
+	k.publish(ctx, w, s)
 	k.publishCounted(w, s)
 	k.seen = s
 	return &s.Seen, nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +28,7 @@ import (
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid"
 	"weft.dev/weft/raid/dm"
@@ -37,6 +39,9 @@ import (
 // that answer, fall silent or refuse; heads that disappear and return under new numbers;
 // device-mapper tables; logs in real files.
 type world struct {
+	// listed answers for the lists of writes of a node's legs; nil: none are kept. It holds mu.
+	listed func(node string, cmd nvmetcp.Command, data []byte) error
+
 	t      *testing.T
 	dir    string
 	volume block.VolumeID
@@ -454,6 +459,29 @@ func (w *world) notice(target string) {
 }
 
 func (w *world) SetWriteThrough(fabrics.Head, bool) error { return nil }
+
+// dialLists is refused: nobody listens beside the targets.
+func (w *world) dialLists(context.Context, string, string) (net.Conn, error) {
+	return nil, unix.ECONNREFUSED
+}
+
+// Admin is answered as the kernel's target does, unless the targets keep lists.
+func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.listed == nil {
+		return nvmetcp.InvalidOpcode | nvmetcp.DNR
+	}
+	return w.listed(w.nodeAt(c.Address.Traddr), cmd, data)
+}
+
+// MakeEqual is recorded in the history.
+func (w *world) MakeEqual(_ context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("make %d legs equal in %v", len(heads), ranges)
+	return fabrics.Compared{}, nil
+}
 
 func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
 	w.mu.Lock()
@@ -964,7 +992,7 @@ func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ..
 // agent makes an agent of the machine, without starting it.
 func (w *world) agent(log *slog.Logger) *Agent {
 	w.t.Helper()
-	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log})
+	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log, Dial: w.dialLists})
 	if err != nil {
 		w.t.Fatal(err)
 	}

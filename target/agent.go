@@ -190,6 +190,9 @@ type kernel struct {
 	losses func() map[block.DriveID]uint32
 	adopt  func(Estate) error
 	settle func()
+	// lists serves the lists of writes to the legs; nil, or a nil result: none are kept apart from the
+	// exports.
+	lists func() *lists
 	// refusals tells of hosts that did not prove their identity. Nil where nobody counts them, in
 	// the kernel.
 	refusals func() *pb.Refusals
@@ -432,6 +435,7 @@ func (a *Agent) watch(ctx context.Context) error {
 // reconcile runs the loop that makes all decisions.
 func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
 	r := newReconciler(a, base, drives, health)
+	defer r.closeLists()
 	timer := beat.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {
@@ -517,5 +521,6 @@ func realKernel(c Config) kernel {
 		counting: kernelCounting(c.Root, names{c.legDir()}),
 		watch:    watchDevices,
 		close:    func(context.Context) error { return nil },
+		lists:    func() *lists { return openLists(c) },
 	}
 }

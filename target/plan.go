@@ -25,6 +25,8 @@ type seen struct {
 	mapped  map[block.LegID]dm.State
 	names   map[block.LegID]string // where the leg's stable name leads
 	exports *nvmet.Config
+	// listed are the subsystems whose hosts can take checkpoints of lists of writes.
+	listed []block.NQN
 
 	// busy reports whether a call on a subsystem is still in the kernel; it is set when exports is.
 	busy func(block.NQN) bool

@@ -183,6 +183,12 @@ func (p *planner) exportedBelow(v block.VolumeID, epoch block.Epoch) string {
 		}
 		return fmt.Sprintf("export %s is still there", s.NQN)
 	}
+	// A host of an older epoch that takes a checkpoint makes the list forget what others wrote.
+	for _, n := range p.seen.listed {
+		if volume, e, _, _, err := block.ParseSubsystemNQN(n); err == nil && volume == v && e < epoch {
+			return fmt.Sprintf("the lists of export %s are still served", n)
+		}
+	}
 	return ""
 }
 

@@ -32,6 +32,7 @@ type reconciler struct {
 
 	mapper  lazy[mapper]
 	exports lazy[exporter]
+	lists   *lists // nil: none are kept apart from the exports
 
 	left     bool             // the data path of an earlier agent is empty
 	cluster  block.ClusterID  // of what is exported
@@ -49,6 +50,9 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 		agent: a, base: base, drives: drives, health: health, names: a.kernel.names, legDir: legDir,
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
 		since: map[problem]time.Time{}, sizes: sizes{},
+	}
+	if a.kernel.lists != nil {
+		r.lists = a.kernel.lists()
 	}
 	wake := func() { poke(a.wake) }
 	do := func(ctx context.Context, o order) error {
@@ -110,6 +114,17 @@ func (r *reconciler) round(ctx context.Context) bool {
 	return false
 }
 
+func (r *reconciler) closeLists() {
+	if r.lists == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeFor)
+	defer cancel()
+	if err := r.lists.close(ctx); err != nil {
+		r.agent.log.Warn("lists of writes not closed", "err", err)
+	}
+}
+
 // exportsNothing reports whether none of our exports is left, nor still draining.
 func (s seen) exportsNothing() bool {
 	return s.exports != nil && !slices.ContainsFunc(s.exports.Subsystems, func(x nvmet.Subsystem) bool { return x.NQN.Ours() })
@@ -121,6 +136,7 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	if s.exports == nil || ctx.Err() != nil {
 		return false
 	}
+	r.lists.serve(ctx, p.exports) // before hosts can write, and withdrawn before they cannot
 	steps := nvmet.Diff(*s.exports, p.exports)
 	e, err := r.exports.get()
 	if len(steps)+len(p.resizes) == 0 || err != nil {
@@ -162,6 +178,8 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	note(r.legDir, err)
 	s.exports, s.busy, err = r.observeExports(ctx)
 	note("nvmet", err)
+	r.lists.track(s.mapped)
+	s.listed = r.lists.served()
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
 	s.integrity = r.agent.kernel.integrity
 	if r.agent.kernel.refusals != nil {

@@ -70,9 +70,11 @@ var arrows = map[string][]string{
 	"target/treecheck":   {"proto/block"},                                               // not target/mapped: it checks what that writes
 	"target/nvmet":       {"target/nvmet/memfs", "proto/nvmetcp/dhchap", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":       {},
-	"target":             {"target/drive", "target/nvmet", "target/userspace", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
-	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp/dhchap", "proto/uevent"},
-	"initiator":          {"initiator/keeper", "initiator/volume", "initiator/fabrics", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"target/written":     {"raid/checkpoint", "proto/block"},
+	"target":             {"target/drive", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/uevent"},
+	"initiator/lists":    {"raid/checkpoint", "proto/block", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host"},
+	"initiator":          {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"csi":                {"csi/mount", "proto/block", "proto/pb", "proto/metric"},
 	"csi/mount":          {"proto/block"},
 	"deploy":             {"deploy/binary"}, // what makes manifests, the image and packages: of the tree, not in it
@@ -103,7 +105,7 @@ var arrows = map[string][]string{
 	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
-	"initiator/userspace":       {"initiator/keeper", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb", "proto/beat"},
+	"initiator/userspace":       {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb", "proto/beat"},
 	"e2e/kube":                  {"e2e/kube/parts", "e2e/operator", "initiator/blockdev", "proto/managers", "proto/pages", "proto/pb"},
 	"e2e/kube/parts":            {},
 	"e2e/bench/fio":             {"e2e/vm"},

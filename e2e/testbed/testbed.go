@@ -50,6 +50,9 @@ type Options struct {
 	// ClientPorts are TCP ports of the clients that this machine can reach; see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
+	// TargetDisk is the size of a disk with a file system, at /var/lib/weft of each target; empty: none. Its
+	// file is sparse.
+	TargetDisk string
 	// TargetFlags are more flags of the target agents.
 	TargetFlags []string
 	// RoCE gives targets and clients a second network, Bed.RoCE, with RDMA in software, and
@@ -119,6 +122,9 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	}
 	for i := range o.Targets {
 		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onSecond...)
+		if o.TargetDisk != "" {
+			machine = append(machine, vm.StateDiskOf(o.TargetDisk))
+		}
 		for d := range o.Drives {
 			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
 		}

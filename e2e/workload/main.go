@@ -24,9 +24,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -53,6 +56,7 @@ type options struct {
 	rate   int
 	during time.Duration
 	first  uint64
+	known  bool
 }
 
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
@@ -71,6 +75,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the order of blocks")
 	flags.IntVar(&o.rate, "rate", 0, "writes per second in total; 0 means as fast as possible")
 	flags.Uint64Var(&o.first, "first", 1, "first sequence number")
+	flags.BoolVar(&o.known, "known", false, "verify only the blocks that are known to have been written")
 	flags.DurationVar(&o.during, "for", 0, "how long to write; 0 means until SIGTERM")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -205,6 +210,17 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
+// toVerify are the first blocks of the batches to read: of all blocks, or of those acknowledged.
+func (o options) toVerify(acknowledged map[uint64]uint64, batch uint64) iter.Seq[uint64] {
+	if o.known {
+		return slices.Values(slices.Sorted(maps.Keys(acknowledged)))
+	}
+	return func(yield func(uint64) bool) {
+		for n := uint64(0); n < o.blocks && yield(n); n += batch {
+		}
+	}
+}
+
 // mostBad is the number of wrong blocks that are listed.
 const mostBad = 20
 
@@ -222,10 +238,13 @@ func verify(o options, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer f.Close()
-	const batch = 64
-	b := aligned(batch)
+	batch := uint64(64)
+	if o.known {
+		batch = 1
+	}
+	b := aligned(int(batch))
 	bad := 0
-	for n := uint64(0); n < o.blocks; n += batch {
+	for n := range o.toVerify(acknowledged, batch) {
 		count := min(batch, o.blocks-n)
 		if _, err := f.ReadAt(b[:count*blockSize], int64(n*blockSize)); err != nil {
 			return fmt.Errorf("read blocks %d to %d: %w", n, n+count-1, err)

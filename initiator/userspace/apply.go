@@ -7,6 +7,7 @@ import (
 	"errors"
 	"time"
 
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/raid/checkpoint"
 	"weft.dev/weft/raid/engine"
@@ -123,7 +124,7 @@ func (k *Keeper) add(ctx context.Context, w *volume.Wanted, l volume.Add) error 
 	}
 	d := k.devices[l.Leg]
 	var list checkpoint.List
-	return k.await(ctx, what, listTimeout, func(ctx context.Context) (err error) {
+	return k.await(ctx, what, lists.ListTimeout, func(ctx context.Context) (err error) {
 		list, err = listOf(ctx, d)
 		return err
 	}, func(err error) error {

@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
@@ -20,40 +20,18 @@ import (
 	"weft.dev/weft/raid/engine"
 )
 
-// The targets' lists of writes are what the next host compares if this one crashes. A
-// checkpoint shortens them: once a second while there are writes, or sooner if these have
-// touched checkpointSize of a column.
-const (
-	checkpointEvery = time.Second
-	checkpointSize  = 256 * block.MiB
-	checkpointIdle  = 10 * time.Second // without writes: a target may have begun a new list
-	checkpointRetry = time.Second
-	refusedRetry    = time.Minute // a target may be upgraded
-
-	lookBusy = 50 * time.Millisecond // how often a column with writes is looked at
-	lookIdle = 250 * time.Millisecond
-
-	targetTimeout = 2 * time.Second // for an answer about a leg's list
-	listTimeout   = 5 * time.Second // for a leg's list
-)
-
-// tracking is a leg whose target lists what is written to it.
-type tracking interface {
-	Checkpoint(ctx context.Context, commit bool, token uint64) error
-	CheckpointBehind(ctx context.Context, commit bool, token uint64, behind nvmetcp.Behind) error
-	Written(ctx context.Context) (nvmetcp.WrittenLog, error)
-}
-
-// tracking returns the leg behind the keeper's wrappers, or an error if its target keeps no
-// list.
-func trackingOf(d block.Device) (tracking, error) {
+// trackingOf returns the leg behind the keeper's wrappers, or an error if its target keeps no list.
+func trackingOf(d block.Device) (lists.Leg, error) {
 	if leg, ok := d.(device); ok {
 		d = leg.Device
 	}
 	if leg, ok := d.(legDevice); ok {
+		if leg.lists != nil {
+			return leg.lists, nil
+		}
 		d = leg.Device
 	}
-	if t, ok := d.(tracking); ok {
+	if t, ok := d.(lists.Leg); ok {
 		return t, nil
 	}
 	return nil, fmt.Errorf("list the writes to a leg: %w", block.ErrUnsupported)
@@ -95,8 +73,8 @@ func incomplete(st *stack, column int) bool {
 
 // keepLists asks for the lists of a column, and tells the keeper.
 func (k *Keeper) keepLists(ctx context.Context, st *stack, column int) {
-	lists, err := listsOf(ctx, st.volume, column)
-	k.Tell(func() { st.listed[column] = &columnLists{known: true, lists: lists, err: err} })
+	all, err := listsOf(ctx, st.volume, column)
+	k.Tell(func() { st.listed[column] = &columnLists{known: true, lists: all, err: err} })
 }
 
 // checkpoints takes the checkpoints of a column.
@@ -107,17 +85,10 @@ type checkpoints struct {
 	first  func()          // to be done before the first checkpoint; nil: nothing
 	log    *slog.Logger
 
-	last    moment    // of the last checkpoint
-	seen    uint64    // written, at the last look
-	next    time.Time // after a failure
-	refused bool      // the last one was
-}
-
-// moment is the state of a column when a checkpoint began.
-type moment struct {
-	at      time.Time
-	written uint64
-	members []checkpoint.Member
+	last    lists.Moment // of the last checkpoint
+	seen    uint64       // written, at the last look
+	next    time.Time    // after a failure
+	refused bool         // the last one was
 }
 
 func (c *checkpoints) run(ctx context.Context) {
@@ -132,52 +103,34 @@ func (c *checkpoints) run(ctx context.Context) {
 			return
 		case <-look.C:
 		}
-		now := moment{time.Now(), c.volume.Written(c.column), c.volume.Members(c.column)}
-		if c.due(now) {
+		now := lists.Moment{At: time.Now(), Written: c.volume.Written(c.column), Members: c.volume.Members(c.column)}
+		if now.Due(c.last, c.next) {
 			c.take(ctx, now)
 		}
-		pause := lookIdle
-		if now.written != c.seen {
-			pause = lookBusy
+		pause := lists.LookIdle
+		if now.Written != c.seen {
+			pause = lists.LookBusy
 		}
-		c.seen = now.written
+		c.seen = now.Written
 		look.Reset(beat.Pause(pause))
 	}
 }
 
-// due reports whether a checkpoint should be taken.
-func (c *checkpoints) due(now moment) bool {
-	since := now.at.Sub(c.last.at)
-	switch {
-	case len(now.members) < 2: // a single copy differs from no other
-		return false
-	case now.at.Before(c.next):
-		return false
-	case !slices.Equal(now.members, c.last.members):
-		return true
-	case now.written-c.last.written >= uint64(checkpointSize):
-		return true
-	case now.written != c.last.written:
-		return since >= checkpointEvery
-	}
-	return since >= checkpointIdle
-}
-
-func (c *checkpoints) take(ctx context.Context, now moment) {
-	members, err := checkpoint.Take(ctx, c, checkpoint.Token(rand.Uint64()|1))
+func (c *checkpoints) take(ctx context.Context, now lists.Moment) {
+	members, err := checkpoint.Take(ctx, c, lists.Token())
 	switch {
 	case ctx.Err() != nil:
 	case errors.Is(err, block.ErrUnsupported):
-		if c.next = time.Now().Add(refusedRetry); !c.refused {
+		if c.next = time.Now().Add(lists.RefusedRetry); !c.refused {
 			c.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "column", c.column, "err", err)
 		}
 		c.refused = true
 	case err != nil:
-		c.next = time.Now().Add(checkpointRetry)
+		c.next = time.Now().Add(lists.Retry)
 		c.log.Debug("checkpoint not taken", "column", c.column, "err", err)
 	default:
 		c.last, c.refused = now, false
-		c.last.members = members
+		c.last.Members = members
 	}
 }
 
@@ -200,9 +153,7 @@ func (c *checkpoints) Commit(ctx context.Context, m checkpoint.Member, token che
 		if !given {
 			return checkpoint.ErrChanged
 		}
-		for _, r := range lacks {
-			behind.Ranges = append(behind.Ranges, [2]int64{r.Off, r.End})
-		}
+		behind = lists.Behind(behind.Since, lacks)
 	}
 	return c.tell(ctx, m, true, token, behind)
 }
@@ -212,7 +163,7 @@ func (c *checkpoints) tell(ctx context.Context, m checkpoint.Member, commit bool
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, targetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lists.TargetTimeout)
 	defer cancel()
 	if m.Copying {
 		err := t.CheckpointBehind(ctx, commit, uint64(token), behind)
@@ -229,16 +180,15 @@ func (c *checkpoints) tell(ctx context.Context, m checkpoint.Member, commit bool
 // not answered, and may yet.
 func unequal(ctx context.Context, v *engine.Volume, columns int) (parts []engine.Part, whole string, err error) {
 	for column := range columns {
-		lists, err := listsOf(ctx, v, column)
-		var status nvmetcp.Status
+		all, err := listsOf(ctx, v, column)
 		switch {
-		case errors.Is(err, block.ErrUnsupported), errors.As(err, &status):
+		case lists.None(err):
 			err = fmt.Errorf("a target keeps no list of writes: %w", err)
 		case err != nil:
 			return nil, "", err
 		default:
 			var ranges []checkpoint.Range
-			if ranges, err = checkpoint.Unequal(lists); err == nil {
+			if ranges, err = checkpoint.Unequal(all); err == nil {
 				parts = append(parts, engine.Part{Known: true, Ranges: ranges})
 				continue
 			}
@@ -253,22 +203,17 @@ func unequal(ctx context.Context, v *engine.Volume, columns int) (parts []engine
 
 // listsOf asks all targets of a column's legs in sync at once.
 func listsOf(ctx context.Context, v *engine.Volume, column int) ([]checkpoint.List, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lists.ListTimeout)
 	defer cancel()
-	members := membersInSync(v, column)
-	lists, errs := make([]checkpoint.List, len(members)), make(chan error, len(members))
-	for i, m := range members {
-		go func() {
-			var err error
-			lists[i], err = listOf(ctx, v.Device(column, m.Copy))
-			errs <- err
-		}()
+	var legs []lists.Leg
+	for _, m := range membersInSync(v, column) {
+		leg, err := trackingOf(v.Device(column, m.Copy))
+		if err != nil {
+			return nil, err
+		}
+		legs = append(legs, leg)
 	}
-	var failed error
-	for range members {
-		failed = errors.Join(failed, <-errs)
-	}
-	return lists, failed
+	return lists.OfAll(ctx, legs)
 }
 
 // membersInSync are the legs of a column that are in sync.
@@ -281,16 +226,5 @@ func listOf(ctx context.Context, d block.Device) (checkpoint.List, error) {
 	if err != nil {
 		return checkpoint.List{}, err
 	}
-	l, err := t.Written(ctx)
-	if err != nil {
-		return checkpoint.List{}, err
-	}
-	list := checkpoint.List{Committed: checkpoint.Token(l.Committed), Begun: checkpoint.Token(l.Begun), Region: block.Size(l.Region), Words: l.Regions}
-	if l.Behind != nil {
-		list.Behind = &checkpoint.Behind{Since: l.Behind.Since}
-		for _, r := range l.Behind.Ranges {
-			list.Behind.Ranges = append(list.Behind.Ranges, checkpoint.Range{Off: r[0], End: r[1]})
-		}
-	}
-	return list, nil
+	return lists.Of(ctx, t)
 }

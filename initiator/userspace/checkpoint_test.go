@@ -71,8 +71,8 @@ func (d listedDev) Written(context.Context) (nvmetcp.WrittenLog, error) {
 	return log, err
 }
 
-// lists has the targets of both copies list what is written to them, as after a checkpoint.
-func lists(w *world) {
+// listAll has the targets of both copies list what is written to them, as after a checkpoint.
+func listAll(w *world) {
 	for copy := range 2 {
 		l := w.legs[legID(0, copy)]
 		l.list = checkpoint.NewTracker(volumeSize)
@@ -86,7 +86,7 @@ func lists(w *world) {
 // crashedListed makes the copies differ in region 3, which the second leg lists, and in region
 // 9, which none does.
 func crashedListed(w *world) {
-	lists(w)
+	listAll(w)
 	l := w.legs[legID(0, 1)]
 	l.data[3*region+5], l.data[9*region] = 7, 7
 	l.list.Mark(3*region+5, 1)
@@ -170,7 +170,7 @@ func TestATargetIsAskedAgainForItsList(t *testing.T) {
 }
 
 func TestCheckpointsKeepTheListsShort(t *testing.T) {
-	from(t, 1, 2, lists, func(w *world) {
+	from(t, 1, 2, listAll, func(w *world) {
 		w.until(serving)
 		for i := range int64(10) {
 			time.Sleep(299 * time.Millisecond)
@@ -182,7 +182,7 @@ func TestCheckpointsKeepTheListsShort(t *testing.T) {
 		if n, err := checkpoint.Unequal([]checkpoint.List{a, b}); err != nil || len(n) != 1 || n[0].Off < 23*region {
 			t.Errorf("while writing, copies may differ in %v, %v; want the last regions", n, err)
 		}
-		time.Sleep(3 * checkpointEvery)
+		time.Sleep(3 * time.Second)
 		a, b = w.legs[legID(0, 0)].list.List(), w.legs[legID(0, 1)].list.List()
 		if n, err := checkpoint.Unequal([]checkpoint.List{a, b}); err != nil || len(n) > 0 {
 			t.Errorf("after the last write, copies may differ in %v, %v; want nowhere", n, err)
@@ -211,37 +211,6 @@ func TestNoCheckpointIsTakenBeforeTheCopiesAreEqual(t *testing.T) {
 		w.refuse(nil)
 		w.until(serving)
 	})
-}
-
-func TestWhenACheckpointIsDue(t *testing.T) {
-	start := time.Unix(100, 0)
-	two, other := []checkpoint.Member{{Copy: 0}, {Copy: 1}}, []checkpoint.Member{{Copy: 0}, {Copy: 2}}
-	c := checkpoints{last: moment{start, 1000, two}}
-	after := func(d time.Duration, written uint64, members []checkpoint.Member) moment {
-		return moment{start.Add(d), 1000 + written, members}
-	}
-	size := uint64(checkpointSize)
-	for name, test := range map[string]struct {
-		now  moment
-		want bool
-	}{
-		"nothing was written":    {after(checkpointIdle-1, 0, two), false},
-		"nothing for long":       {after(checkpointIdle, 0, two), true},
-		"something was written":  {after(checkpointEvery-1, 1, two), false},
-		"something, a while ago": {after(checkpointEvery, 1, two), true},
-		"much was written":       {after(1, size, two), true},
-		"less was written":       {after(1, size-1, two), false},
-		"another leg":            {after(1, 0, other), true},
-		"a single leg, whatever": {after(time.Hour, size, two[:1]), false},
-	} {
-		if got := c.due(test.now); got != test.want {
-			t.Errorf("%s: due = %v, want %v", name, got, test.want)
-		}
-	}
-	c.next = start.Add(time.Second)
-	if c.due(after(time.Second-1, size, two)) || !c.due(after(time.Second, size, two)) {
-		t.Error("after a failure: want no checkpoint until it is time to try again")
-	}
 }
 
 func TestUnwrappingFindsTheTargetsList(t *testing.T) {

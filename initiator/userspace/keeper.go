@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
@@ -54,6 +55,7 @@ type Keeper struct {
 	trying  map[volume.Path]time.Time
 	tried   map[volume.Path]volume.Tried
 	again   *time.Timer // see watch
+	lists   *lists.Pool
 
 	counted atomic.Pointer[counted] // nil: no volume
 }
@@ -64,6 +66,7 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		memory: newMemory(volume.Memory{}, time.Time{}),
 		conns:  map[volume.Path]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*keeper.Pulse{},
 		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{},
+		lists: &lists.Pool{Dial: p.cfg.Dial, Log: p.cfg.Log},
 	}
 	k.Keeper = keeper.New(keeper.Config{
 		Node: p.cfg.Node, Manager: p.cfg.Manager, Linked: p.cfg.Linked, Capabilities: p.capabilities(), Limits: p.limits(),
@@ -100,6 +103,7 @@ func (k *Keeper) GiveUp(ctx context.Context) {
 	for _, path := range slices.SortedFunc(maps.Keys(k.conns), volume.Path.Compare) {
 		k.cut(path)
 	}
+	k.lists.Keep(func(block.NQN) bool { return false })
 	if k.stack == nil {
 		return
 	}
@@ -131,6 +135,7 @@ func (k *Keeper) Observe(_ context.Context, w *volume.Wanted) (*volume.Seen, err
 		k.Forget()
 	}
 	k.publishCounted()
+	k.lists.Keep(func(n block.NQN) bool { _, r := k.connectionTo(n); return r != nil })
 	s := k.observe(w)
 	k.extendLease(w, s)
 	return s, nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/engine"
@@ -261,9 +262,22 @@ func (k *Keeper) find(w *volume.Wanted, l *volume.Link) (device, error) {
 	}
 	d := device{connection: r.connection, nsid: l.NSID, uuid: l.UUID, trust: new(trust)}
 	d.trust.look(r.connection.Session(), w, l.WriteThrough)
-	d.Device = legDevice{dev, r.connection, d.trust}
+	d.Device = legDevice{dev, r.connection, d.trust, k.listsOfLeg(dev, l)}
 	k.devices[l.Leg] = d
 	return d, nil
+}
+
+// listsOfLeg is where to ask for the list of writes to a leg: its target, or what answers beside it.
+func (k *Keeper) listsOfLeg(d block.Device, l *volume.Link) lists.Leg {
+	own, ok := d.(lists.Leg)
+	if !ok {
+		return nil
+	}
+	w := lists.Where{Portals: l.Portals, Subsystem: l.NQN, Host: k.cfg.Host(), NSID: l.NSID, UUID: l.UUID}
+	if !l.Keys.IsZero() {
+		w.Host, w.Keys = l.Host, l.Keys
+	}
+	return lists.Either(own, k.lists.Leg(w))
 }
 
 // probe reads from a leg by the same route as its data. A medium error counts as an answer:
@@ -284,6 +298,7 @@ type legDevice struct {
 	block.Device
 	connection connection
 	trust      *trust
+	lists      lists.Leg // nil: the device itself may know
 }
 
 // durable reports whether the drive is known to have no volatile cache.

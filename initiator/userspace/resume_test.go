@@ -75,7 +75,7 @@ func TestACopyBeginsAnewOnAnotherHostIf(t *testing.T) {
 
 // The next host may need it.
 func TestTheTargetOfALegIsToldWhatTheLegLacks(t *testing.T) {
-	from(t, 1, 2, func(w *world) { lists(w); w.wanted.Links = w.wanted.Links[:1] }, func(w *world) {
+	from(t, 1, 2, func(w *world) { listAll(w); w.wanted.Links = w.wanted.Links[:1] }, func(w *world) {
 		w.until(serving)
 		w.legs[legID(0, 1)].list = checkpoint.NewTracker(volumeSize) // a new drive
 		w.rebuilds(3, 3, 256<<10)

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/engine"
@@ -140,7 +141,7 @@ func (k *Keeper) equalize(ctx context.Context) error {
 	if st.equalizing || time.Now().Before(st.again) {
 		return volume.ErrLater
 	}
-	long, columns, last := ctx, st.wanted.Layout.Stripes, st.failed >= listAttempts
+	long, columns, last := ctx, st.wanted.Layout.Stripes, st.failed >= lists.Attempts
 	ctx, st.cancel = context.WithCancel(ctx)
 	st.equalizing = true
 	go func() {
@@ -163,9 +164,6 @@ func (k *Keeper) equalize(ctx context.Context) error {
 	}()
 	return nil
 }
-
-// listAttempts is how often targets are asked for their lists before copies are compared whole.
-const listAttempts = 3
 
 // equalizeUnequal makes the copies equal where they may differ: everywhere if this is the last
 // attempt and a target does not answer.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -130,6 +131,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 		}
 		path := New(Config{
 			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export, Clock: w.clock,
+			Dial: func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, // nobody listens beside the targets
 		})
 		path.dial, path.reachable = w.dial, w.reachable
 		w.keeper = path.Keeper(w.volume)

@@ -20,6 +20,8 @@ func (p *planner) setColumn(k int, want Column) (ready bool) {
 	case differs:
 		p.do(SetColumn{Column: k, Want: want})
 		return false
+	case k == 0 && c.Equalizing && p.s.Whole != "":
+		p.v.Wait("all of the copies to be made equal, because %s", p.s.Whole)
 	case p.hasErrors(k) && p.s.Now.Sub(p.m.Retried[k]) >= p.l.Retry:
 		p.do(SetColumn{Column: k, Want: want, Retry: true})
 		return false

@@ -141,6 +141,13 @@ func (p Portal) String() string {
 	return s
 }
 
+// Lists is where the target of a kernel's portal answers for lists of writes: at the next port, over TCP.
+// Ok is false if there is no next port.
+func (p Portal) Lists() (lists Portal, ok bool) {
+	p.Transport, p.Port = TCP, p.Port+1
+	return p, p.Port != 0
+}
+
 // ParsePortal reads the form that String prints. The transport defaults to tcp and the port
 // to 4420.
 func ParsePortal(text string) (Portal, error) {

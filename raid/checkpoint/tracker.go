@@ -50,10 +50,18 @@ type Tracker struct {
 }
 
 // NewTracker returns a Tracker for a leg about which nothing is known.
-func NewTracker(leg block.Size) *Tracker {
+func NewTracker(leg block.Size) *Tracker { return NewTrackerIn(leg, make([]atomic.Uint64, Words(leg))) }
+
+// NewTrackerIn returns a Tracker for a leg about which nothing is known, in memory of Words(leg) words
+// in which something else marks the regions that are written, as Mark does.
+func NewTrackerIn(leg block.Size, words []atomic.Uint64) *Tracker {
+	return &Tracker{shift: uint(bits.TrailingZeros64(uint64(RegionOf(leg)))), now: words, before: make([]uint64, len(words))}
+}
+
+// Words is the number of words with a bit for each region of a leg.
+func Words(leg block.Size) int {
 	region := RegionOf(leg)
-	words := (uint64((leg+region-1)/region) + 63) / 64
-	return &Tracker{shift: uint(bits.TrailingZeros64(uint64(region))), now: make([]atomic.Uint64, words), before: make([]uint64, words)}
+	return int((uint64((leg+region-1)/region) + 63) / 64)
 }
 
 // Mark lists the regions of a range. Call it for a write, discard or write of zeroes before

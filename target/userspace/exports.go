@@ -191,7 +191,7 @@ func (s *server) AddNamespace(nqn string, ns memfs.Namespace) (retErr error) {
 		return fmt.Errorf("%s: %w", ns.Device, err)
 	}
 	readOnly := strings.HasSuffix(ns.Device, ReadOnly)
-	if e, ok := device.(*exported); ok && !readOnly {
+	if e, ok := device.(writer); ok && !readOnly {
 		e.opened()
 		defer func() {
 			if retErr != nil {
@@ -257,7 +257,7 @@ func (s *server) RemoveNamespace(nqn string, nsid uint32) error {
 // removedLocked forgets a namespace that no host can write to any more.
 func (s *server) removedLocked(k spaceKey) {
 	if known := s.spaces[k]; known != nil {
-		if e, ok := known.device.(*exported); ok {
+		if e, ok := known.device.(writer); ok {
 			e.closed()
 		}
 	}

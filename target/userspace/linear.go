@@ -87,10 +87,8 @@ type table struct {
 	geometry block.Geometry
 
 	// written lists the writes. A new table begins a new list, about which nothing is known until
-	// the next checkpoint. losses is that of the drive when the list began, or when a
-	// checkpoint last began.
-	written *checkpoint.Tracker
-	losses  atomic.Uint64
+	// the next checkpoint.
+	written *list
 
 	// users counts the IOs under way, plus one until retire.
 	users   atomic.Int64
@@ -112,8 +110,8 @@ func (t *table) settle(size block.Size) error {
 		}
 	}
 	g.Size = size
-	t.geometry, t.written = g, checkpoint.NewTracker(size)
-	t.losses.Store(t.below.Losses())
+	t.geometry, t.written = g, &list{Tracker: checkpoint.NewTracker(size)}
+	t.written.losses.Store(t.below.Losses())
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
@@ -16,17 +17,21 @@ import (
 // writes, so it may take checkpoints only while nobody else could have written.
 type writers struct {
 	mu   sync.Mutex
-	open map[*exported]bool // true: no other export has been open since
+	open map[writer]bool // true: no other export has been open since
+}
+
+// writer is the device of a namespace that hosts may write to.
+type writer interface {
+	opened() // before hosts can write through it
+	closed() // when no host can any more
 }
 
 var (
 	errShared = fmt.Errorf("another host may have written: %w", block.ErrUnsupported)
-	errLosses = errors.New("the drive has lost acknowledged writes")
+	errLosses = errors.New("the list may lack writes")
 )
 
-// opened is called before hosts can write through an export.
-func (e *exported) opened() {
-	w := &e.linear.writers
+func (w *writers) opened(e writer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	alone := len(w.open) == 0
@@ -34,41 +39,49 @@ func (e *exported) opened() {
 		w.open[other] = false
 	}
 	if w.open == nil {
-		w.open = map[*exported]bool{}
+		w.open = map[writer]bool{}
 	}
 	w.open[e] = alone
 }
 
-// closed is called when no host can write through an export any more.
-func (e *exported) closed() {
-	w := &e.linear.writers
+func (w *writers) closed(e writer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.open, e)
 }
 
-// Checkpoint implements controller.Tracker.
-func (e *exported) Checkpoint(k nvmetcp.Checkpoint) error {
-	w := &e.linear.writers
+// alone calls do if no other export has been open since e was. No export opens meanwhile.
+func (w *writers) alone(e writer, do func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.open[e] {
 		return errShared
 	}
-	t := e.linear.take()
-	if t == nil {
-		return block.ErrGone
-	}
-	defer t.release()
-	switch now := t.below.Losses(); {
-	case now != e.losses: // the leg may lack what its host believes it to have
+	return do()
+}
+
+func (e *exported) opened() { e.linear.writers.opened(e) }
+func (e *exported) closed() { e.linear.writers.closed(e) }
+
+// list is what is written to a leg. Losses grows when something else than writes may have changed
+// the leg, or when writes may be missing; it is that of the time when the list began, or when a
+// checkpoint last began.
+type list struct {
+	*checkpoint.Tracker
+	losses atomic.Uint64
+}
+
+// take begins or commits a checkpoint; now is the present number of losses.
+func (l *list) take(k nvmetcp.Checkpoint, now uint64) error {
+	switch {
+	case k.Commit && l.losses.Load() != now:
 		return errLosses
 	case k.Commit:
-		return t.written.Commit(checkpoint.Token(k.Token), behindOf(k.Behind))
-	case t.losses.Swap(now) != now:
-		t.written.Forget()
+		return l.Commit(checkpoint.Token(k.Token), behindOf(k.Behind))
+	case l.losses.Swap(now) != now:
+		l.Forget()
 	}
-	t.written.Begin(checkpoint.Token(k.Token), k.Behind != nil)
+	l.Begin(checkpoint.Token(k.Token), k.Behind != nil)
 	return nil
 }
 
@@ -84,6 +97,41 @@ func behindOf(l *nvmetcp.Behind) *checkpoint.Behind {
 	return b
 }
 
+// log is the list for the protocol. The number of losses is asked for after the list was read. If
+// it has grown, nothing is known.
+func (l *list) log(losses func() uint64) nvmetcp.WrittenLog {
+	now := l.List()
+	if l.losses.Load() != losses() {
+		now.Committed = 0
+	}
+	log := nvmetcp.WrittenLog{
+		Committed: uint64(now.Committed), Begun: uint64(now.Begun), Region: uint64(now.Region), Words: uint64(len(now.Words)), Regions: now.Words,
+	}
+	if now.Behind != nil {
+		log.Behind = &nvmetcp.Behind{Since: now.Behind.Since}
+		for _, r := range now.Behind.Ranges {
+			log.Behind.Ranges = append(log.Behind.Ranges, [2]int64{r.Off, r.End})
+		}
+	}
+	return log
+}
+
+// Checkpoint implements controller.Tracker.
+func (e *exported) Checkpoint(k nvmetcp.Checkpoint) error {
+	return e.linear.writers.alone(e, func() error {
+		t := e.linear.take()
+		if t == nil {
+			return block.ErrGone
+		}
+		defer t.release()
+		now := t.below.Losses()
+		if now != e.losses { // the leg may lack what its host believes it to have
+			return errLosses
+		}
+		return t.written.take(k, now)
+	})
+}
+
 // Written implements controller.Tracker. If the drive may have lost writes that are listed no
 // more, nothing is known.
 func (e *exported) Written() (nvmetcp.WrittenLog, error) {
@@ -92,18 +140,5 @@ func (e *exported) Written() (nvmetcp.WrittenLog, error) {
 		return nvmetcp.WrittenLog{}, block.ErrGone
 	}
 	defer t.release()
-	l := t.written.List()
-	if t.losses.Load() != t.below.Losses() {
-		l.Committed = 0
-	}
-	log := nvmetcp.WrittenLog{
-		Committed: uint64(l.Committed), Begun: uint64(l.Begun), Region: uint64(l.Region), Words: uint64(len(l.Words)), Regions: l.Words,
-	}
-	if l.Behind != nil {
-		log.Behind = &nvmetcp.Behind{Since: l.Behind.Since}
-		for _, r := range l.Behind.Ranges {
-			log.Behind.Ranges = append(log.Behind.Ranges, [2]int64{r.Off, r.End})
-		}
-	}
-	return log, nil
+	return t.written.log(t.below.Losses), nil
 }

@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"weft.dev/weft/proto/block"
@@ -46,48 +47,51 @@ func (n *Namespace) CheckpointBehind(ctx context.Context, commit bool, token uin
 // Written returns the controller's list of written regions. Nobody may take a checkpoint
 // meanwhile.
 func (n *Namespace) Written(ctx context.Context) (nvmetcp.WrittenLog, error) {
-	header, err := n.writtenPiece(ctx, 0, nvmetcp.WrittenHeaderSize)
+	piece := min(logPiece, int(n.state.Load().maxIO))
+	log, err := ReadWritten(n.state.Load().NSID, piece, func(cmd nvmetcp.Command, data []byte) error { return n.adminCommand(ctx, cmd, data) })
 	if err != nil {
-		return nvmetcp.WrittenLog{}, err
+		err = fmt.Errorf("log of written regions of %v: %w", n, err)
 	}
-	log, err := nvmetcp.ParseWrittenLog(header)
-	if err != nil {
-		return nvmetcp.WrittenLog{}, err
+	return log, err
+}
+
+// ReadWritten reads the list of written regions of a namespace in pieces of at most so many bytes. Do
+// sends an admin command that returns data. Nobody may take a checkpoint meanwhile.
+func ReadWritten(nsid uint32, most int, do func(cmd nvmetcp.Command, data []byte) error) (log nvmetcp.WrittenLog, err error) {
+	piece := func(offset, length int) ([]byte, error) {
+		data := make([]byte, length)
+		g := nvmetcp.GetLog{ID: nvmetcp.LogWritten, NSID: nsid, Offset: uint64(offset), Length: uint64(length)}
+		return data, do(g.Command(), data)
 	}
-	if log.Words > mostWords || log.BehindLen > nvmetcp.MostBehindLen {
-		return nvmetcp.WrittenLog{}, fmt.Errorf("log of written regions of %v: %d words and %d bytes, at most %d and %d are read: %w",
-			n, log.Words, log.BehindLen, mostWords, nvmetcp.MostBehindLen, block.ErrRange)
-	}
-	all := header
-	for size := log.Size(); len(all) < size; {
-		piece, err := n.writtenPiece(ctx, len(all), min(logPiece, int(n.state.Load().maxIO), size-len(all)))
+	header := func() (log nvmetcp.WrittenLog, err error) {
+		b, err := piece(0, nvmetcp.WrittenHeaderSize)
 		if err != nil {
-			return nvmetcp.WrittenLog{}, err
+			return log, err
 		}
-		all = append(all, piece...)
+		return nvmetcp.ParseWrittenLog(b)
+	}
+	first, err := header()
+	if err != nil {
+		return log, err
+	}
+	if first.Words > mostWords || first.BehindLen > nvmetcp.MostBehindLen {
+		return log, fmt.Errorf("%d words and %d bytes, at most %d and %d are read: %w", first.Words, first.BehindLen, mostWords, nvmetcp.MostBehindLen, block.ErrRange)
+	}
+	var all []byte
+	for size := first.Size(); len(all) < size; {
+		b, err := piece(len(all), min(most, size-len(all)))
+		if err != nil {
+			return log, err
+		}
+		all = append(all, b...)
 	}
 	if log, err = nvmetcp.ParseWrittenLog(all); err != nil {
-		return nvmetcp.WrittenLog{}, err
+		return log, err
 	}
-	return log, n.unchanged(ctx, log)
-}
-
-// unchanged returns an error if the log is no longer what its header said: its pieces may
-// then be of two checkpoints.
-func (n *Namespace) unchanged(ctx context.Context, log nvmetcp.WrittenLog) error {
-	header, err := n.writtenPiece(ctx, 0, nvmetcp.WrittenHeaderSize)
-	if err != nil {
-		return err
-	}
-	now, err := nvmetcp.ParseWrittenLog(header)
+	// If the log is no longer what its header said, its pieces may be of two checkpoints.
+	now, err := header()
 	if err == nil && (now.Committed != log.Committed || now.Begun != log.Begun || now.Words != log.Words || now.Region != log.Region) {
-		err = fmt.Errorf("log of written regions of %v: a checkpoint was taken while it was read", n)
+		err = errors.New("a checkpoint was taken while it was read")
 	}
-	return err
-}
-
-func (n *Namespace) writtenPiece(ctx context.Context, offset, length int) ([]byte, error) {
-	data := make([]byte, length)
-	g := nvmetcp.GetLog{ID: nvmetcp.LogWritten, NSID: n.state.Load().NSID, Offset: uint64(offset), Length: uint64(length)}
-	return data, n.adminCommand(ctx, g.Command(), data)
+	return log, err
 }

@@ -58,6 +58,8 @@ type Column struct {
 	// column is no longer equalizing. It has no effect on a column that was built without
 	// it or that has finished equalizing.
 	Equalize bool
+	// Equal, with Equalize: the copies have been made equal already, since nothing could write to them.
+	Equal bool
 	// ReadOnly: no host writes to the legs for the lifetime of the column, so a leg may
 	// leave and come back in sync.
 	ReadOnly bool
@@ -129,8 +131,8 @@ func (l Leg) check() error {
 func (l Leg) stale() bool { return l.State == Tracked || l.State == Rebuilding }
 
 func (c Column) checkLog() error {
-	if c.regions() > maxRegions {
-		return fmt.Errorf("column %s: %d regions of %v; at most %d fit in the log", c.Name, c.regions(), c.region(), maxRegions)
+	if c.Regions() > maxRegions {
+		return fmt.Errorf("column %s: %d regions of %v; at most %d fit in the log", c.Name, c.Regions(), c.region(), maxRegions)
 	}
 	return nil
 }
@@ -141,8 +143,8 @@ func (o Observed) MayGrow(size block.Size) error {
 	return Column{Size: size, Region: o.Region}.checkLog()
 }
 
-// regions returns the number of bits in the column's log.
-func (c Column) regions() uint64 { return raid.Regions(c.Size, c.region()) }
+// Regions returns the number of bits in the column's log.
+func (c Column) Regions() uint64 { return raid.Regions(c.Size, c.region()) }
 
 func (c Column) region() block.Size {
 	if c.Region == 0 {

@@ -118,6 +118,34 @@ func (l LogImage) Merge(m LogImage) (LogImage, error) {
 	return merged, nil
 }
 
+// Both returns a log in which the regions are dirty that are dirty in l and in m. Logs of different
+// sizes are an error.
+func (l LogImage) Both(m LogImage) (LogImage, error) {
+	if l.regions != m.regions {
+		return LogImage{}, fmt.Errorf("compare logs of %d and %d regions", l.regions, m.regions)
+	}
+	both := LogImage{l.regions, slices.Clone(l.clean)}
+	for i, w := range m.clean {
+		both.clean[i] |= w
+	}
+	return both, nil
+}
+
+// DirtyWords has a bit for each region, 64 to a word: 1 for dirty.
+func (l LogImage) DirtyWords() []uint64 {
+	words := make([]uint64, len(l.clean))
+	for i, w := range l.clean {
+		words[i] = ^w
+	}
+	if tail := l.regions % 64; tail != 0 {
+		words[len(words)-1] &= 1<<tail - 1
+	}
+	return words
+}
+
+// LogSize is how many bytes at the start of the log device hold a log.
+func LogSize(regions uint64) int { return logBits + 8*int((regions+63)/64) }
+
 // Bytes returns the image as it is stored at the start of the log device, padded to a
 // multiple of 4 KiB.
 func (l LogImage) Bytes() []byte {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/quick"
 
@@ -96,6 +97,21 @@ func TestLogsCountAndMerge(t *testing.T) {
 	m, err := a.Merge(b)
 	if err != nil || m.CountDirty() != 2 || !m.Dirty(3) || !m.Dirty(70) || a.CountDirty() != 1 {
 		t.Errorf("merge of two dirty regions has %d, %v; want 2, and the logs as they were", m.CountDirty(), err)
+	}
+	a.Mark(99)
+	b.Mark(99)
+	both, err := a.Both(b)
+	if err != nil || both.CountDirty() != 1 || !both.Dirty(99) || a.CountDirty() != 2 {
+		t.Errorf("%d regions are dirty in both, %v; want the one that is, and the logs as they were", both.CountDirty(), err)
+	}
+	if got := b.DirtyWords(); !slices.Equal(got, []uint64{0, 1<<(70-64) | 1<<(99-64)}) {
+		t.Errorf("dirty are %x", got)
+	}
+	if got := DirtyLog(65).DirtyWords(); !slices.Equal(got, []uint64{^uint64(0), 1}) {
+		t.Errorf("of 65 dirty regions %x are dirty", got)
+	}
+	if _, err := a.Both(CleanLog(101)); err == nil {
+		t.Error("logs of 100 and 101 regions were compared")
 	}
 	if _, err := a.Merge(CleanLog(101)); err == nil {
 		t.Error("logs of 100 and 101 regions were merged")

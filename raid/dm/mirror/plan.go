@@ -141,7 +141,7 @@ func (c Column) grow(steps []Step, devices []dm.State, s Shape) []Step {
 	for i := range steps[first:] {
 		step := &steps[first+i]
 		if d := step.DM.Device; step.DM.Op == dm.OpResize && keepsLog(d.Table) {
-			step.LogTo = c.regions()
+			step.LogTo = c.Regions()
 		}
 	}
 	return steps
@@ -267,8 +267,11 @@ func (r *router) freeLog(want Shape) {
 	if r.at.Kind != ShapeNothing && r.at.Kind != ShapeLinear {
 		r.to(Shape{Kind: ShapeLinear, Sources: want.Sources, Inner: len(want.Sources) > 1}, "no table may use the log while it is written")
 	}
-	image := DirtyLog(r.c.regions())
-	r.hops = append(r.hops, hop{why: "what the leg misses is not known", image: &image})
+	image, why := DirtyLog(r.c.Regions()), "what the leg misses is not known"
+	if want.Kind == ShapeEqualizing && r.c.Equal && r.got.Kind == ShapeNothing {
+		image, why = CleanLog(r.c.Regions()), "the copies are equal already"
+	}
+	r.hops = append(r.hops, hop{why: why, image: &image})
 }
 
 func (r *router) trackedSinceLost(want Shape) bool {

@@ -237,6 +237,41 @@ func TestALogOnAnotherDeviceIsNotBelieved(t *testing.T) {
 	}
 }
 
+// Copies that have been made equal need no copy, but only where the column is built from them: whatever
+// else a log is written for is not known to be equal.
+func TestOnlyAColumnOfEqualCopiesBeginsWithACleanLog(t *testing.T) {
+	for _, test := range []struct {
+		from, to string
+		clean    bool
+	}{
+		{"", "A B =", true},
+		{"", "A B C =", true},
+		{"", "A b+ =", false},
+		{"A B", "A b+ =", false},
+		{"A B C =", "A B =", true}, // its log is kept, and not written
+	} {
+		var states []dm.State
+		if test.from != "" {
+			states = built(column(test.from))
+		}
+		want := column(test.to)
+		want.Equal = true
+		steps, err := Plan(states, want)
+		if err != nil {
+			t.Errorf("%s to %s: %v", test.from, test.to, err)
+		}
+		for _, s := range steps {
+			if s.Log != nil && s.Log.Image.AllClean() != test.clean {
+				t.Errorf("%s to %s: the log begins with %d of %d regions dirty", test.from, test.to, s.Log.Image.CountDirty(), s.Log.Image.Regions())
+			}
+		}
+	}
+	steps, err := Plan(nil, column("A B ="))
+	if err != nil || !slices.ContainsFunc(steps, func(s Step) bool { return s.Log != nil && s.Log.Image.AllDirty() }) {
+		t.Errorf("copies of which nothing is known: %v, %v; want the log written all dirty", steps, err)
+	}
+}
+
 func TestRegionsStayTheSameWhileAColumnGrows(t *testing.T) {
 	c := column("A b!")
 	want := c

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/initiator/lists"
+	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/beat"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
+	nvmehost "weft.dev/weft/proto/nvmetcp/host"
+	"weft.dev/weft/raid/checkpoint"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
+)
+
+// This file takes checkpoints of the targets' lists of writes on the kernel's data path; see package
+// raid/checkpoint. The kernel does not say when a write that it has accepted is on all legs. But before
+// dm-mirror sends a write to the legs it has marked the write's region dirty in its log, and it clears the
+// mark when all legs have all writes to the region. So a region that is seen clean after the checkpoint has
+// begun has everything from before, and the regions that were never seen clean are told to the targets as
+// what may differ, like what a leg lacks.
+//
+// What this relies on, and who sees to it:
+//
+//   - The log in use is the file that is read, and its marks are those of all writes: the column is flat, a
+//     mirror of legs in sync with a log of its own (publish).
+//   - No write waits outside of the log. While a table is changed, dm holds back writes that one leg may
+//     have had already, and they are marked again only when dm sends them again. So after a change I/O is
+//     held once, until nothing is under way (drain).
+//   - A write that was given up on all legs marks its region until the next change alone, so no checkpoint
+//     is taken after one (spoiled).
+
+// logLooks is how often a column's log is looked at for a checkpoint, at most, logPause apart.
+const (
+	logLooks = 10
+	logPause = 20 * time.Millisecond
+)
+
+// drainRetry is how long after a failure I/O is held again.
+const drainRetry = 10 * time.Second
+
+// listing is what a keeper knows of the lists of writes to its columns.
+type listing struct {
+	pool    *lists.Pool
+	columns map[int]*listedColumn
+	drains  time.Time // not before that, I/O is held again
+	equal   map[int]*madeEqual
+}
+
+// listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
+type listedColumn struct {
+	now     atomic.Pointer[columnNow] // nil: no checkpoint may be taken
+	running atomic.Bool               // somebody takes checkpoints while there is a now
+	stay    uint64                    // grows with each change
+	drained bool                      // since the last change, nothing was under way at one time
+	drains  bool                      // it is to be drained, since a checkpoint waits for that
+	spoiled bool                      // a write may have been given up
+	last    columnNow                 // the last that was published
+}
+
+// columnNow is a column as checkpoints are taken of it.
+type columnNow struct {
+	members []checkpoint.Member
+	drained bool
+	legs    map[int]lists.Leg // by copy
+	device  block.DeviceNumber
+	log     string // the file
+	regions uint64
+	region  block.Size
+}
+
+func newListing(dial userspace.Dial, log *slog.Logger) listing {
+	return listing{pool: &lists.Pool{Dial: dial, Log: log}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}}
+}
+
+func (l *listing) column(i int) *listedColumn {
+	if l.columns[i] == nil {
+		l.columns[i] = &listedColumn{}
+	}
+	return l.columns[i]
+}
+
+// changes is called before a column is changed in the kernel: no checkpoint ends during a change.
+func (c *listedColumn) changes() {
+	c.now.Store(nil)
+	c.stay++
+	c.drained = false
+}
+
+// listsOfLeg is where to ask for the list of writes to a leg.
+func (k *kernelKeeper) listsOfLeg(l *volume.Link) lists.Leg {
+	w := lists.Where{Portals: l.Portals, Subsystem: l.NQN, Host: k.agent.host(), NSID: l.NSID, UUID: l.UUID}
+	if !l.Keys.IsZero() {
+		w.Host, w.Keys = l.Host, l.Keys
+	}
+	return lists.Either(ownConnection{k.kernel.host, l.NQN, l.NSID}, k.lists.pool.Leg(w))
+}
+
+// publish says of which columns checkpoints may be taken, and has them taken.
+func (k *kernelKeeper) publish(ctx context.Context, w *volume.Wanted, s *seen) {
+	k.lists.pool.Keep(func(n block.NQN) bool { return len(s.controllers[n]) > 0 })
+	if s.Device.Exists {
+		clear(k.lists.equal) // from now on, they may differ again
+	}
+	drain := false
+	for i := range s.columns {
+		c := k.lists.column(i)
+		if (!s.Device.Exists || s.Held) && k.changes[i] == nil {
+			c.drained, c.drains = true, false
+		}
+		now := k.columnNow(w, s, i, c)
+		if now == nil {
+			c.now.Store(nil)
+			continue
+		}
+		drain = drain || c.drains && !c.drained
+		if c.now.Load() == nil || !now.same(&c.last) {
+			c.stay++
+			now.mark(c.stay)
+			c.last = *now
+			c.now.Store(now)
+		}
+		if c.running.CompareAndSwap(false, true) {
+			go k.takeCheckpoints(ctx, c, i)
+		}
+	}
+	if drain {
+		k.drain(ctx, s)
+	}
+}
+
+// same reports whether nothing has changed, except that mark was called for one of the two.
+func (n *columnNow) same(o *columnNow) bool {
+	return n.drained == o.drained && n.device == o.device && n.regions == o.regions &&
+		slices.EqualFunc(n.members, o.members, func(a, b checkpoint.Member) bool { return a.Copy == b.Copy })
+}
+
+// mark gives the members of a column a stay, so that those before and after a change are told apart.
+func (n *columnNow) mark(stay uint64) {
+	for i := range n.members {
+		n.members[i].Stay = stay
+	}
+}
+
+// listable reports whether checkpoints of a column may be taken: it is a mirror of legs in sync alone,
+// which marks writes in its own log, under a device in use.
+func (k *kernelKeeper) listable(w *volume.Wanted, s *seen, column int) bool {
+	if w == nil || w.ReadOnly || w.Detach || !k.memory.Of(w) || !s.Device.Exists || s.Device.Failed || k.changes[column] != nil {
+		return false
+	}
+	c := &s.columns[column]
+	return c.Kind == mirror.ShapeFlat && len(c.Sources) > 1 && c.Log != "" && c.Log == c.log
+}
+
+// well reports whether no leg of a column has an error, and none of its writes can have been given up.
+func (c *listedColumn) well(seen *columnSeen) bool {
+	ill := 0
+	for _, d := range seen.Sources {
+		if seen.health[d] != dm.Alive {
+			ill++
+		}
+	}
+	c.spoiled = c.spoiled || ill == len(seen.Sources)
+	return ill == 0 && !c.spoiled
+}
+
+// columnNow describes a column of which checkpoints can be taken; nil if that is not so.
+func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *listedColumn) *columnNow {
+	c := &s.columns[column]
+	if !k.listable(w, s, column) || !listed.well(c) {
+		return nil
+	}
+	now := &columnNow{drained: listed.drained, legs: map[int]lists.Leg{}, log: k.kernel.logFile(k.volume, column), region: c.Region}
+	now.regions = (mirror.Column{Size: c.Size, Region: c.Region}).Regions()
+	for _, d := range c.devices {
+		if d.Name == c.name {
+			now.device = d.Number
+		}
+	}
+	for copy, d := range c.at {
+		l := k.link(column, copy)
+		if d == "" || l == nil || l.Rebuilding || !slices.Contains(c.Sources, d) {
+			continue
+		}
+		now.members = append(now.members, checkpoint.Member{Copy: copy})
+		now.legs[copy] = k.listsOfLeg(l)
+	}
+	if len(now.members) != len(c.Sources) {
+		return nil
+	}
+	return now
+}
+
+// drain holds I/O once, until nothing is under way. The planner resumes it at the next look.
+func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
+	if k.suspends || s.Held || s.Now.Before(k.lists.drains) {
+		return
+	}
+	k.suspends, k.lists.drains = true, s.Now.Add(drainRetry)
+	name := k.top.Name
+	go func() {
+		err := k.kernel.dm.Suspend(name, true, true)
+		k.Tell(func() {
+			k.suspends = false
+			if err != nil && ctx.Err() == nil {
+				k.log.Warn("device not suspended", "err", err)
+			}
+		})
+	}()
+}
+
+// takeCheckpoints takes checkpoints of a column as long as they may be taken.
+func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, column int) {
+	t := &taker{kernel: k.kernel, column: c, log: k.log.With("column", column), drain: func() {
+		k.Tell(func() { c.drains = true })
+		k.Poke()
+	}}
+	for {
+		now := c.now.Load()
+		if now == nil || ctx.Err() != nil {
+			c.running.Store(false)
+			if now = c.now.Load(); now == nil || ctx.Err() != nil || !c.running.CompareAndSwap(false, true) {
+				return
+			}
+		}
+		pause := t.look(ctx, now)
+		select {
+		case <-ctx.Done():
+		case <-time.After(beat.Pause(pause)):
+		}
+	}
+}
+
+// taker takes checkpoints of a column.
+type taker struct {
+	kernel *kernel
+	column *listedColumn
+	log    *slog.Logger
+	drain  func() // asks for it
+
+	now       *columnNow
+	unsettled []checkpoint.Range
+	last      lists.Moment
+	seen      uint64
+	next      time.Time
+	refused   bool
+}
+
+// look takes a checkpoint if one is due, and says how long to wait for the next look.
+func (t *taker) look(ctx context.Context, now *columnNow) time.Duration {
+	written, err := t.kernel.written(now.device)
+	if err != nil {
+		return lists.LookIdle // the device is going
+	}
+	m := lists.Moment{At: time.Now(), Written: written, Members: now.members}
+	if m.Due(t.last, t.next) {
+		t.now = now
+		t.took(m, t.take(ctx))
+	}
+	pause := lists.LookIdle
+	if written != t.seen {
+		pause = lists.LookBusy
+	}
+	t.seen = written
+	return pause
+}
+
+func (t *taker) take(ctx context.Context) error {
+	_, err := checkpoint.Take(ctx, t, lists.Token())
+	return err
+}
+
+func (t *taker) took(m lists.Moment, err error) {
+	switch {
+	case errors.Is(err, block.ErrUnsupported):
+		if t.next = time.Now().Add(lists.RefusedRetry); !t.refused {
+			t.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "err", err)
+		}
+		t.refused = true
+	case err != nil:
+		t.next = time.Now().Add(lists.Retry)
+		t.log.Debug("checkpoint not taken", "err", err)
+	default:
+		t.last, t.refused = m, false
+	}
+}
+
+var errNotDrained = errors.New("writes may be held back since the column was changed; I/O is held to find out")
+
+// Members implements checkpoint.Column.
+func (t *taker) Members() []checkpoint.Member {
+	if now := t.column.now.Load(); now != nil {
+		return now.members
+	}
+	return nil
+}
+
+// Settle implements checkpoint.Column: it finds the regions that may not have everything yet.
+func (t *taker) Settle(ctx context.Context) error {
+	if !t.now.drained {
+		t.drain()
+		return errNotDrained
+	}
+	var busy mirror.LogImage
+	for i := range logLooks {
+		image, err := t.kernel.readLog(t.now.log, t.now.regions)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			busy = image
+		} else if busy, err = busy.Both(image); err != nil {
+			return err
+		}
+		if busy.AllClean() {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(logPause):
+		}
+	}
+	t.unsettled = checkpoint.Ranges(busy.DirtyWords(), int64(t.now.region), nvmetcp.MostBehind)
+	return nil
+}
+
+// Begin implements checkpoint.Column.
+func (t *taker) Begin(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
+	ctx, cancel := context.WithTimeout(ctx, lists.TargetTimeout)
+	defer cancel()
+	return t.now.legs[m.Copy].Checkpoint(ctx, false, uint64(token))
+}
+
+// Commit implements checkpoint.Column.
+func (t *taker) Commit(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
+	ctx, cancel := context.WithTimeout(ctx, lists.TargetTimeout)
+	defer cancel()
+	if len(t.unsettled) == 0 {
+		return t.now.legs[m.Copy].Checkpoint(ctx, true, uint64(token))
+	}
+	return t.now.legs[m.Copy].CheckpointBehind(ctx, true, uint64(token), lists.Behind(0, t.unsettled))
+}
+
+// ownConnection is a leg whose target is asked on the kernel's own connection.
+type ownConnection struct {
+	kernel nvmeHost
+	nqn    block.NQN
+	nsid   uint32
+}
+
+// nvmeHost is the part of the kernel's NVMe host that carries admin commands.
+type nvmeHost interface {
+	Controllers() ([]fabrics.Controller, error)
+	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error
+}
+
+func (o ownConnection) send(ctx context.Context, cmd nvmetcp.Command, data []byte) error {
+	all, err := o.kernel.Controllers()
+	if err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.NQN == o.nqn && c.State == fabrics.Live {
+			return o.kernel.Admin(ctx, c, cmd, data)
+		}
+	}
+	return fmt.Errorf("ask %s for its list of writes: not connected", o.nqn)
+}
+
+func (o ownConnection) Checkpoint(ctx context.Context, commit bool, token uint64) error {
+	return o.send(ctx, nvmetcp.Checkpoint{NSID: o.nsid, Commit: commit, Token: token}.Command(), nil)
+}
+
+func (o ownConnection) CheckpointBehind(ctx context.Context, commit bool, token uint64, behind nvmetcp.Behind) error {
+	return o.send(ctx, nvmetcp.Checkpoint{NSID: o.nsid, Commit: commit, Token: token, Behind: &behind}.Command(), behind.Append(nil))
+}
+
+func (o ownConnection) Written(ctx context.Context) (nvmetcp.WrittenLog, error) {
+	return nvmehost.ReadWritten(o.nsid, adminPiece, func(cmd nvmetcp.Command, data []byte) error { return o.send(ctx, cmd, data) })
+}
+
+// adminPiece is how much of a log one command reads.
+const adminPiece = 64 << 10
+
+// written is how much was written to a device since it was made, in bytes. A write counts as one region
+// of a list at least.
+func (k *kernel) written(n block.DeviceNumber) (uint64, error) {
+	b, err := os.ReadFile(filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", n.Minor), "stat"))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b)) // Documentation/block/stat.rst
+	if len(fields) < 7 {
+		return 0, fmt.Errorf("count the writes to device %v: %d fields", n, len(fields))
+	}
+	writes, err1 := strconv.ParseUint(fields[4], 10, 64)
+	sectors, err2 := strconv.ParseUint(fields[6], 10, 64)
+	return max(writes*uint64(checkpoint.Region), sectors*uint64(block.SectorSize)), errors.Join(err1, err2)
+}
+
+// readLog reads the log of a column that is in use. The kernel may write it meanwhile: each bit is as it
+// was at some time during the call.
+func (k *kernel) readLog(file string, regions uint64) (image mirror.LogImage, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return image, fmt.Errorf("read log: %w", err)
+	}
+	defer f.Close()
+	b := make([]byte, mirror.LogSize(regions))
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return image, fmt.Errorf("read log: %w", err)
+	}
+	image, err = mirror.ParseLog(b)
+	if err == nil && image.Regions() != regions {
+		err = fmt.Errorf("read log: it has %d regions, and the column %d", image.Regions(), regions)
+	}
+	return image, err
+}

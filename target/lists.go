@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
+	"weft.dev/weft/target/written"
+)
+
+// tracker lists what is written to block devices; *written.Watcher.
+type tracker interface {
+	Track(n block.DeviceNumber, size block.Size) (*checkpoint.Tracker, error)
+	Forget(n block.DeviceNumber) error
+	Missed(n block.DeviceNumber) (uint64, error)
+	Close() error
+}
+
+// lists serves the lists of writes to the legs that the kernel exports. The kernel's target has no such
+// command, so this process offers the same subsystems, to the same hosts with the same keys, at the port
+// after that of each portal (block.Portal.Lists), where they answer for the lists alone. A subsystem is
+// offered there before it is offered in the kernel, and withdrawn before it is withdrawn there.
+type lists struct {
+	tracker tracker
+	exports *userspace.Exports
+	tree    *nvmet.Tree
+	dir     string // of the legs' stable names
+	log     *slog.Logger
+
+	mu   sync.Mutex
+	legs map[block.LegID]*listedLeg
+
+	// Of the last attempt to serve.
+	asked    nvmet.Config
+	offered  []block.NQN
+	failures string // they are logged once
+}
+
+// listedLeg is a leg as it is mapped now.
+type listedLeg struct {
+	userspace.Elsewhere
+	number block.DeviceNumber
+	size   block.Size // 0: its writes are not listed
+}
+
+// openLists returns nil where the kernel cannot list writes; then copies are compared whole after the
+// crash of a client.
+func openLists(c Config) *lists {
+	w, err := written.Open(filepath.Join(c.Root, "sys"))
+	if err != nil {
+		c.Log.Info("no lists of writes are kept; after the crash of a client the copies will be compared whole", "err", err)
+		return nil
+	}
+	l, err := newLists(w, c.legDir(), c.Log)
+	if err != nil {
+		c.Log.Warn("no lists of writes are kept", "err", errors.Join(err, w.Close()))
+		return nil
+	}
+	return l
+}
+
+func newLists(t tracker, dir string, log *slog.Logger) (*lists, error) {
+	l := &lists{tracker: t, dir: dir, log: log, legs: map[block.LegID]*listedLeg{}}
+	var err error
+	if l.exports, err = userspace.NewExports(log, nil, l.device); err != nil {
+		return nil, err
+	}
+	l.tree, err = l.exports.OpenTree()
+	return l, err
+}
+
+// device finds a leg by the path under which it is exported.
+func (l *lists) device(path string) (block.Device, error) {
+	id, ours := legOf(l.dir, path)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if leg := l.legs[id]; ours && leg != nil {
+		return leg.Export(), nil
+	}
+	return nil, block.ErrGone
+}
+
+// track lists the writes to the legs that are mapped. A leg that is mapped anew, or has grown, begins a
+// new list.
+func (l *lists) track(mapped map[block.LegID]dm.State) {
+	if l == nil || mapped == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, leg := range l.legs {
+		if s, there := mapped[id]; !there || s.Number != leg.number || s.Table.Size() != leg.size {
+			l.forgetLocked(id, leg)
+			if !there {
+				delete(l.legs, id)
+			}
+		}
+	}
+	for id, s := range mapped {
+		if leg := l.legs[id]; s.Live && len(s.Table) > 0 && (leg == nil || leg.size == 0) {
+			l.trackLocked(id, s)
+		}
+	}
+}
+
+func (l *lists) forgetLocked(id block.LegID, leg *listedLeg) {
+	if leg.size == 0 {
+		return
+	}
+	leg.End()
+	if err := l.tracker.Forget(leg.number); err != nil {
+		l.log.Warn("a list of writes stays", "leg", id, "err", err)
+	}
+	leg.size = 0
+}
+
+func (l *lists) trackLocked(id block.LegID, s dm.State) {
+	size, number := s.Table.Size(), s.Number
+	list, err := l.tracker.Track(number, size)
+	if err != nil {
+		l.log.Warn("the writes to a leg are not listed", "leg", id, "err", err)
+		return
+	}
+	leg := l.legs[id]
+	if leg == nil {
+		leg = &listedLeg{}
+		l.legs[id] = leg
+	}
+	leg.number, leg.size = number, size
+	leg.Begin(size, list, func() (uint64, error) { return l.tracker.Missed(number) })
+}
+
+// serve offers the lists of what is to be exported, and no others.
+func (l *lists) serve(ctx context.Context, want nvmet.Config) {
+	if l == nil {
+		return
+	}
+	want = l.wanted(want)
+	if l.failures == "" && reflect.DeepEqual(want, l.asked) {
+		return
+	}
+	failures := ""
+	for range 8 { // some steps are offered only after others
+		got, err := l.tree.Read(ctx)
+		if err != nil {
+			failures = err.Error()
+			break
+		}
+		l.offered = nil
+		for _, s := range got.Subsystems {
+			l.offered = append(l.offered, s.NQN)
+		}
+		done, failed := l.tree.Apply(ctx, nvmet.Diff(got, want), patience)
+		failures = ""
+		for _, f := range failed {
+			failures += f.Err.Error() + "; "
+		}
+		if done == 0 {
+			break
+		}
+	}
+	if failures != "" && failures != l.failures {
+		l.log.Warn("lists of writes are not served everywhere; after the crash of a client some copies will be compared whole", "err", failures)
+	}
+	l.asked, l.failures = want, failures
+}
+
+// wanted is the part of the exports whose lists are kept.
+func (l *lists) wanted(exports nvmet.Config) nvmet.Config {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	want, kept := nvmet.Config{Keys: exports.Keys}, map[block.NQN]bool{}
+	for _, s := range exports.Subsystems {
+		s.Namespaces = slices.DeleteFunc(slices.Clone(s.Namespaces), func(ns nvmet.Namespace) bool {
+			id, ours := legOf(l.dir, ns.Device)
+			return !ours || l.legs[id] == nil
+		})
+		if kept[s.NQN] = len(s.Namespaces) > 0; kept[s.NQN] {
+			want.Subsystems = append(want.Subsystems, s)
+		}
+	}
+	taken := map[block.Portal]bool{}
+	for _, p := range exports.Ports {
+		taken[socketOf(p.Portal)] = true
+	}
+	for _, p := range exports.Ports {
+		portal, ok := p.Portal.Lists()
+		if !ok || taken[socketOf(portal)] {
+			continue
+		}
+		taken[socketOf(portal)] = true
+		links := slices.DeleteFunc(slices.Clone(p.Subsystems), func(s nvmet.Link) bool { return !kept[s.To] })
+		want.Ports = append(want.Ports, nvmet.Port{Portal: portal, Subsystems: links})
+	}
+	return want
+}
+
+// socketOf is where a portal is, whatever it is called.
+func socketOf(p block.Portal) block.Portal { return block.Portal{Address: p.Address, Port: p.Port} }
+
+// served lists the subsystems whose hosts can take checkpoints.
+func (l *lists) served() []block.NQN {
+	if l == nil {
+		return nil
+	}
+	return l.offered
+}
+
+// close ends the exports and the lists.
+func (l *lists) close(ctx context.Context) error {
+	err := l.exports.Close(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, leg := range l.legs {
+		leg.End()
+	}
+	return errors.Join(err, l.tracker.Close())
+}
