@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop install-test
+.PHONY: help bench-compare bench-peers console-test faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop install-test
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ demo-vm: install ## show the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm
 
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
+console-test: ## test the console in headless Chromium, with axe-core (RUN=TestInABrowser/TheKeyboard)
+	@e2e/install.sh browser axe
+	go test -count=1 -v -run '$(or $(RUN),.)' ./cmd/internal/console
+
 test: install ## run everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
 	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel-and-interop e2e
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what the virtual machines need ("vm", the default), what the benchmark
 # compares with ("bench"), what the Kubernetes cluster stands on ("kube"), what shows the
-# console ("browser"), what tests alerts ("prometheus") or what the test of the packages makes
-# its disk with ("packages") from the distribution's packages, and says what it installs.
+# console ("browser"), what tells whether everybody can use it ("axe", from npm), what tests alerts
+# ("prometheus") or what the test of the packages makes its disk with ("packages") from the
+# distribution's packages, and says what it installs.
 # Nothing is done when all of it is there.
 set -eu
 
@@ -53,7 +54,14 @@ tool="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}/prometheus"
 rules() {
 	command -v promtool >/dev/null 2>&1 || [ -x "$tool/usr/bin/promtool" ] || fetch=yes
 }
-update="" fetch=""
+# axe-core is taken from its npm package and kept in the cache. It is used by tests alone.
+axe="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}/axe"
+access() {
+	[ ! -e "$axe/axe.min.js" ] || return 0
+	npm=yes
+	need npm npm
+}
+update="" fetch="" npm=""
 [ $# -gt 0 ] || set -- vm
 for part in "$@"; do
 	case $part in
@@ -61,13 +69,23 @@ for part in "$@"; do
 	bench) peers ;;
 	kube) cluster ;;
 	browser) browser ;;
+	axe) access ;;
 	packages) userland ;;
 	prometheus) rules ;;
-	*) echo "install: no part $part: vm, bench, kube, browser, prometheus or packages" >&2; exit 2 ;;
+	*) echo "install: no part $part: vm, bench, kube, browser, axe, prometheus or packages" >&2; exit 2 ;;
 	esac
 done
 
-[ -n "$packages$update$fetch" ] || exit 0
+unpack() {
+	[ -n "$npm" ] || return 0
+	dir=$(mktemp -d)
+	(cd "$dir" && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz package/axe.min.js)
+	mkdir -p "$axe"
+	mv "$dir/package/axe.min.js" "$axe/"
+	rm -rf "$dir"
+	echo "install: axe-core from npm"
+}
+[ -n "$packages$update$fetch" ] || { unpack; exit 0; }
 echo "install: from the distribution:${packages:- its list of packages}${fetch:+, and promtool}"
 command -v apt-get >/dev/null 2>&1 || {
 	echo "install: no apt-get here: install these packages' programs by hand" >&2
@@ -85,7 +103,8 @@ if [ -n "$fetch" ]; then
 	mv "$dir/all/usr/bin/promtool" "$tool/usr/bin/"
 	rm -rf "$dir"
 fi
-[ -n "$packages" ] || { echo "install: done"; exit 0; }
+[ -n "$packages" ] || { unpack; echo "install: done"; exit 0; }
 # shellcheck disable=SC2086
 $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+unpack
 echo "install: done"

@@ -3,9 +3,12 @@
 package console
 
 import (
+	"encoding/json"
 	"maps"
 	"math"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +33,7 @@ func TestInABrowser(t *testing.T) {
 		"TenThousandVolumesTakeNoSecond":           tenThousandVolumesTakeNoSecond,
 		"ATabGoesOnAfterAnotherManagerLeads":       aTabGoesOnAfterAnotherManagerLeads,
 		"EverythingHasANameForAScreenReader":       everythingHasANameForAScreenReader,
+		"AxeFindsNothing":                          axeFindsNothing,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, b) })
 	}
@@ -410,6 +414,53 @@ func everythingHasANameForAScreenReader(t *testing.T, b *chromium) {
 			return [twice.length && "ids twice: " + twice.slice(0, 3), levels.filter((n) => n === 1).length !== 1 && "not one h1", skips && "levels of headings are left out", !document.documentElement.lang && "no language"].filter(Boolean).join("; ");
 		})()`); wrong != "" {
 			t.Errorf("%s: %s", page, wrong)
+		}
+	}
+}
+
+// axe returns axe-core, which tells what in a page hinders people, by the rules of WCAG.
+func axe(t *testing.T) string {
+	t.Helper()
+	cache := os.Getenv("WEFT_CACHE")
+	if base, err := os.UserCacheDir(); cache == "" && err == nil {
+		cache = filepath.Join(base, "weft")
+	}
+	text, err := os.ReadFile(filepath.Join(cache, "axe", "axe.min.js"))
+	if err != nil {
+		t.Skip("no axe-core on this machine: e2e/install.sh axe")
+	}
+	return string(text)
+}
+
+// axeFindsNothing runs axe-core on each page, light and dark, with everything open.
+func axeFindsNothing(t *testing.T, b *chromium) {
+	script := axe(t)
+	w := newWorld(t, person(access.Admin))
+	tab := b.tab(t)
+	const run = `axe.run(document, {resultTypes: ["violations"]}).then((all) => JSON.stringify({rules: all.passes.length, wrong: all.violations.map((v) => v.id + ": " + v.help + ": " + v.nodes.map((n) => n.target.join(" ") + " (" + n.failureSummary + ")").join("; "))}))`
+	check := func(page, colours string) {
+		tab.eval(`document.querySelectorAll("details").forEach((d) => (d.open = true))`)
+		tab.eval(script + "; true")
+		var found struct {
+			Rules int
+			Wrong []string
+		}
+		if err := json.Unmarshal([]byte(tab.text(run)), &found); err != nil {
+			t.Fatal(err)
+		}
+		for _, wrong := range found.Wrong {
+			t.Errorf("%s, %s: %s", page, colours, wrong)
+		}
+		if found.Rules < 10 {
+			t.Errorf("%s, %s: only %d rules apply", page, colours, found.Rules)
+		}
+	}
+	tab.enter(w)
+	for _, colours := range []string{"light", "dark"} {
+		tab.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": colours}}}, nil)
+		for _, page := range append(slices.Sorted(maps.Keys(everyPage)), "/login") {
+			tab.open(w.url + page)
+			check(page, colours)
 		}
 	}
 }

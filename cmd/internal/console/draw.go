@@ -30,7 +30,7 @@ func (d *drawing) done() template.HTML { return template.HTML(d.String()) } //no
 // svg draws a map.
 func (m *volumeMap) svg() template.HTML {
 	var d drawing
-	d.add(`<svg class="map" viewBox="0 0 %.0f %.0f" role="img" aria-labelledby="map-title map-text">`, left(layers-1)+boxWidth+2, m.height)
+	d.add(`<svg class="map" viewBox="0 0 %.0f %.0f" role="group" aria-labelledby="map-title map-text">`, left(layers-1)+boxWidth+2, m.height)
 	d.add(`<title id="map-title">Map of volume %s</title><desc id="map-text">%s</desc>`, m.volume, m.words())
 	for layer, name := range layerNames {
 		if len(m.boxes[layer]) > 0 {
