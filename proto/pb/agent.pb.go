@@ -790,6 +790,7 @@ type TargetReport struct {
 	Refusals      *Refusals `protobuf:"bytes,20,opt,name=refusals,proto3" json:"refusals,omitempty"`
 	Level         uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"`         // the newest that the agent knows; 0: it is of a version before levels
 	Integrity     bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
+	Thin          bool      `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"`           // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -978,6 +979,13 @@ func (x *TargetReport) GetIntegrity() bool {
 	return false
 }
 
+func (x *TargetReport) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Refusals are the connections whose hosts had to prove their identity and did not, since the
 // agent started.
 type Refusals struct {
@@ -1069,7 +1077,9 @@ type DriveReport struct {
 	Legs            []*LegLabel            `protobuf:"bytes,7,rep,name=legs,proto3" json:"legs,omitempty"`
 	// It changes when acknowledged but unflushed writes may be lost: a flush failed, the
 	// drive was away, or the machine has booted.
-	Incarnation   string `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation   string       `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Trees         []*TreeLabel `protobuf:"bytes,9,rep,name=trees,proto3" json:"trees,omitempty"`
+	Reserve       []*Extent    `protobuf:"bytes,10,rep,name=reserve,proto3" json:"reserve,omitempty"` // that the target may give to its trees by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1160,6 +1170,127 @@ func (x *DriveReport) GetIncarnation() string {
 	return ""
 }
 
+func (x *DriveReport) GetTrees() []*TreeLabel {
+	if x != nil {
+		return x.Trees
+	}
+	return nil
+}
+
+func (x *DriveReport) GetReserve() []*Extent {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
+// TreeLabel is the record of a tree of layers on its drive: of the extents that its legs share. It
+// goes with its last leg.
+type TreeLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TreeId        string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`      // the first one is the home extent
+	Formatted     bool                   `protobuf:"varint,3,opt,name=formatted,proto3" json:"formatted,omitempty"` // it was completely written once; before that nothing is in it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeLabel) Reset() {
+	*x = TreeLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeLabel) ProtoMessage() {}
+
+func (x *TreeLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeLabel.ProtoReflect.Descriptor instead.
+func (*TreeLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TreeLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
+func (x *TreeLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+func (x *TreeLabel) GetFormatted() bool {
+	if x != nil {
+		return x.Formatted
+	}
+	return false
+}
+
+// ReserveLabel is the record of a drive's reserve.
+type ReserveLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extents       []*Extent              `protobuf:"bytes,1,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveLabel) Reset() {
+	*x = ReserveLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveLabel) ProtoMessage() {}
+
+func (x *ReserveLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveLabel.ProtoReflect.Descriptor instead.
+func (*ReserveLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReserveLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
 // LegLabel is a leg's record on its drive. The records suffice to rebuild the manager's store.
 type LegLabel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1179,15 +1310,18 @@ type LegLabel struct {
 	BootId string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// The drive's incarnation (see DriveReport) in which the field volume was last
 	// written here; empty if unknown. If it has changed since, the same may be lost.
-	Incarnation   string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Image         ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	Incarnation string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Image       ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	// The tree that a mapped leg is in. Such a leg has no extents of its own; zeroed says that its tree
+	// has it, and zeroed_extents its size there, in extents, rounded up.
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegLabel) Reset() {
 	*x = LegLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1333,7 @@ func (x *LegLabel) String() string {
 func (*LegLabel) ProtoMessage() {}
 
 func (x *LegLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1346,7 @@ func (x *LegLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLabel.ProtoReflect.Descriptor instead.
 func (*LegLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LegLabel) GetLegId() string {
@@ -1299,6 +1433,13 @@ func (x *LegLabel) GetImage() ImageKind {
 	return ImageKind_IMAGE_KIND_UNSPECIFIED
 }
 
+func (x *LegLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
 type VolumeLabel struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1335,7 +1476,7 @@ type VolumeLabel struct {
 
 func (x *VolumeLabel) Reset() {
 	*x = VolumeLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1347,7 +1488,7 @@ func (x *VolumeLabel) String() string {
 func (*VolumeLabel) ProtoMessage() {}
 
 func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1360,7 +1501,7 @@ func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLabel.ProtoReflect.Descriptor instead.
 func (*VolumeLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VolumeLabel) GetVolumeId() string {
@@ -1503,13 +1644,15 @@ type LegReport struct {
 	ZeroedBytes   uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // readable and writable, also by the hosts that the leg is exported to
+	UsedBytes     uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of a mapped leg: the space that its tree has given to data, as of some seconds ago
+	Full          bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
 	*x = LegReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1664,7 @@ func (x *LegReport) String() string {
 func (*LegReport) ProtoMessage() {}
 
 func (x *LegReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1677,7 @@ func (x *LegReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReport.ProtoReflect.Descriptor instead.
 func (*LegReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LegReport) GetLegId() string {
@@ -1572,6 +1715,20 @@ func (x *LegReport) GetSizeBytes() uint64 {
 	return 0
 }
 
+func (x *LegReport) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *LegReport) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
 // Admission states that this node does not export the volume at any epoch below this
 // one, and that it cannot be written through this node at such an epoch: the older
 // controllers are gone, their I/O is drained, and the epoch is on the drives' labels.
@@ -1585,7 +1742,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1754,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1767,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Admission) GetVolumeId() string {
@@ -1638,7 +1795,7 @@ type ExportReport struct {
 
 func (x *ExportReport) Reset() {
 	*x = ExportReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1807,7 @@ func (x *ExportReport) String() string {
 func (*ExportReport) ProtoMessage() {}
 
 func (x *ExportReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1820,7 @@ func (x *ExportReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportReport.ProtoReflect.Descriptor instead.
 func (*ExportReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExportReport) GetNqn() string {
@@ -1699,14 +1856,15 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	MayStop       bool           `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	Space         []*WantedSpace `protobuf:"bytes,10,rep,name=space,proto3" json:"space,omitempty"` // drives that are not listed have none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetWanted) Reset() {
 	*x = TargetWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1876,7 @@ func (x *TargetWanted) String() string {
 func (*TargetWanted) ProtoMessage() {}
 
 func (x *TargetWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1889,7 @@ func (x *TargetWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetWanted.ProtoReflect.Descriptor instead.
 func (*TargetWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TargetWanted) GetGeneration() uint64 {
@@ -1797,6 +1955,67 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+func (x *TargetWanted) GetSpace() []*WantedSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+// WantedSpace lists the extents of a drive that the trees on it may have, besides those that they
+// have already. What no tree has is the drive's reserve. The target gives up what is not listed.
+type WantedSpace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DriveId       string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedSpace) Reset() {
+	*x = WantedSpace{}
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedSpace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedSpace) ProtoMessage() {}
+
+func (x *WantedSpace) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedSpace.ProtoReflect.Descriptor instead.
+func (*WantedSpace) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WantedSpace) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *WantedSpace) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
 // has had its label is not listed: if it comes up blank its data is lost, and a new
 // label must not hide that.
@@ -1815,7 +2034,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +2046,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +2059,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1902,14 +2121,15 @@ type WantedLeg struct {
 	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
-	Blank         bool `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	Blank         bool   `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2141,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2154,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2021,6 +2241,13 @@ func (x *WantedLeg) GetBlank() bool {
 	return false
 }
 
+func (x *WantedLeg) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -2043,7 +2270,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2282,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2295,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2161,7 +2388,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2173,7 +2400,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2186,7 +2413,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2214,7 +2441,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2453,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2466,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2287,7 +2514,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2299,7 +2526,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2312,7 +2539,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2442,7 +2669,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2681,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2694,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2501,7 +2728,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2513,7 +2740,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2526,7 +2753,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2569,7 +2796,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2581,7 +2808,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2594,7 +2821,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2737,7 +2964,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2976,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2989,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HealReport) GetRun() string {
@@ -2806,7 +3033,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3045,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3058,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2872,7 +3099,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3111,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3124,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -2932,7 +3159,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3171,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3184,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3055,7 +3282,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3067,7 +3294,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3080,7 +3307,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3114,7 +3341,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3126,7 +3353,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3139,7 +3366,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3207,7 +3434,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3446,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3459,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3254,7 +3481,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3266,7 +3493,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3279,7 +3506,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3309,7 +3536,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3548,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3561,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3372,7 +3599,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +3611,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +3624,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3448,7 +3675,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3687,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3700,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3535,13 +3762,14 @@ type WantedAttachment struct {
 	SinceEpoch            uint64 `protobuf:"varint,16,opt,name=since_epoch,json=sinceEpoch,proto3" json:"since_epoch,omitempty"`
 	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
+	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped: what is all zeroes is copied to them as zeroes, which take no space
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3781,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3794,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3681,6 +3909,13 @@ func (x *WantedAttachment) GetRebuildBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *WantedAttachment) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
 // no longer listed stops. Each new one needs a new id.
 type Scrub struct {
@@ -3701,7 +3936,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3713,7 +3948,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3961,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Scrub) GetId() string {
@@ -3791,7 +4026,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +4038,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +4051,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Hold) GetId() string {
@@ -3874,7 +4109,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +4121,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4134,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4050,7 +4285,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4297,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4310,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4149,7 +4384,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4396,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4409,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4219,7 +4454,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4466,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4479,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4287,7 +4522,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4534,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4547,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4354,7 +4589,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4366,7 +4601,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4379,7 +4614,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4414,7 +4649,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4426,7 +4661,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4439,7 +4674,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4478,7 +4713,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4725,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4738,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4561,7 +4796,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4808,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4821,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4670,7 +4905,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +4917,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +4930,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4748,7 +4983,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4760,7 +4995,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4773,7 +5008,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4787,7 +5022,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +5034,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +5047,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4845,7 +5080,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +5092,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +5105,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -4947,7 +5182,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xfa\x06\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x8e\a\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -4976,7 +5211,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rauthenticates\x18\x13 \x01(\x0e2\x10.weft.v1.AbilityR\rauthenticates\x12-\n" +
 	"\brefusals\x18\x14 \x01(\v2\x11.weft.v1.RefusalsR\brefusals\x12\x14\n" +
 	"\x05level\x18\x15 \x01(\rR\x05level\x12\x1c\n" +
-	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x1a9\n" +
+	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x12\x12\n" +
+	"\x04thin\x18\x18 \x01(\bR\x04thin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -4985,7 +5221,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03nqn\x18\x02 \x01(\tR\x03nqn\x12\x19\n" +
 	"\bhost_nqn\x18\x03 \x01(\tR\ahostNqn\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x83\x02\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x02\n" +
 	"\vDriveReport\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x1d\n" +
 	"\n" +
@@ -4995,7 +5231,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x10label_generation\x18\x05 \x01(\x04R\x0flabelGeneration\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
 	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\x12 \n" +
-	"\vincarnation\x18\b \x01(\tR\vincarnation\"\x8d\x03\n" +
+	"\vincarnation\x18\b \x01(\tR\vincarnation\x12(\n" +
+	"\x05trees\x18\t \x03(\v2\x12.weft.v1.TreeLabelR\x05trees\x12)\n" +
+	"\areserve\x18\n" +
+	" \x03(\v2\x0f.weft.v1.ExtentR\areserve\"m\n" +
+	"\tTreeLabel\x12\x17\n" +
+	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\x12\x1c\n" +
+	"\tformatted\x18\x03 \x01(\bR\tformatted\"9\n" +
+	"\fReserveLabel\x12)\n" +
+	"\aextents\x18\x01 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa6\x03\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -5009,7 +5254,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb8\x05\n" +
+	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xb8\x05\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -5038,21 +5284,24 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
 	"\fzeroed_bytes\x18\x03 \x01(\x04R\vzeroedBytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\">\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12\x12\n" +
+	"\x04full\x18\a \x01(\bR\x04full\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\x89\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -5067,7 +5316,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\xa5\x01\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\x12*\n" +
+	"\x05space\x18\n" +
+	" \x03(\v2\x14.weft.v1.WantedSpaceR\x05space\"S\n" +
+	"\vWantedSpace\x12\x19\n" +
+	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -5075,7 +5329,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf7\x02\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x90\x03\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -5090,7 +5344,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
-	"\x05blank\x18\f \x01(\bR\x05blank\"\xe2\x02\n" +
+	"\x05blank\x18\f \x01(\bR\x05blank\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -5244,7 +5499,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xc2\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -5265,7 +5520,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vsince_epoch\x18\x10 \x01(\x04R\n" +
 	"sinceEpoch\x12$\n" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
-	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\"\xd9\x01\n" +
+	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\x12\x12\n" +
+	"\x04thin\x18> \x01(\bR\x04thin\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
@@ -5448,7 +5704,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5465,163 +5721,172 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*TargetReport)(nil),          // 12: weft.v1.TargetReport
 	(*Refusals)(nil),              // 13: weft.v1.Refusals
 	(*DriveReport)(nil),           // 14: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 15: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 16: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 17: weft.v1.LegReport
-	(*Admission)(nil),             // 18: weft.v1.Admission
-	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*WantedDrive)(nil),           // 21: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 22: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 23: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 24: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 25: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 26: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 27: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 28: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 29: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 30: weft.v1.HealReport
-	(*CopyReport)(nil),            // 31: weft.v1.CopyReport
-	(*InUse)(nil),                 // 32: weft.v1.InUse
-	(*ScrubReport)(nil),           // 33: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 34: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 35: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 36: weft.v1.Copies
-	(*HoldReport)(nil),            // 37: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 38: weft.v1.GaveUp
-	(*LegLink)(nil),               // 39: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 40: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 41: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 42: weft.v1.Scrub
-	(*Hold)(nil),                  // 43: weft.v1.Hold
-	(*WantedLink)(nil),            // 44: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 45: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 46: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 47: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 48: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 49: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 50: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 51: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 52: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 53: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 54: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 55: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 56: weft.v1.SupportAnswer
-	nil,                           // 57: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 58: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 59: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 60: weft.v1.Portal
-	(*Device)(nil),                // 61: weft.v1.Device
-	(*Problem)(nil),               // 62: weft.v1.Problem
-	(*Extent)(nil),                // 63: weft.v1.Extent
-	(ImageKind)(0),                // 64: weft.v1.ImageKind
-	(*Layout)(nil),                // 65: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
-	(*Host)(nil),                  // 67: weft.v1.Host
-	(AttachMode)(0),               // 68: weft.v1.AttachMode
-	(*Place)(nil),                 // 69: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 70: google.protobuf.Duration
-	(LegState)(0),                 // 71: weft.v1.LegState
+	(*TreeLabel)(nil),             // 15: weft.v1.TreeLabel
+	(*ReserveLabel)(nil),          // 16: weft.v1.ReserveLabel
+	(*LegLabel)(nil),              // 17: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 18: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 19: weft.v1.LegReport
+	(*Admission)(nil),             // 20: weft.v1.Admission
+	(*ExportReport)(nil),          // 21: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 22: weft.v1.TargetWanted
+	(*WantedSpace)(nil),           // 23: weft.v1.WantedSpace
+	(*WantedDrive)(nil),           // 24: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 25: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 26: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 27: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 28: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 29: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 30: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 31: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 32: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 33: weft.v1.HealReport
+	(*CopyReport)(nil),            // 34: weft.v1.CopyReport
+	(*InUse)(nil),                 // 35: weft.v1.InUse
+	(*ScrubReport)(nil),           // 36: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 37: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 38: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 39: weft.v1.Copies
+	(*HoldReport)(nil),            // 40: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 41: weft.v1.GaveUp
+	(*LegLink)(nil),               // 42: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 43: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 44: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 45: weft.v1.Scrub
+	(*Hold)(nil),                  // 46: weft.v1.Hold
+	(*WantedLink)(nil),            // 47: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 48: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 49: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 50: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 51: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 52: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 53: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 54: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 55: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 56: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 57: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 58: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 59: weft.v1.SupportAnswer
+	nil,                           // 60: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 61: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 62: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 63: weft.v1.Portal
+	(*Device)(nil),                // 64: weft.v1.Device
+	(*Problem)(nil),               // 65: weft.v1.Problem
+	(*Extent)(nil),                // 66: weft.v1.Extent
+	(ImageKind)(0),                // 67: weft.v1.ImageKind
+	(*Layout)(nil),                // 68: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*Host)(nil),                  // 70: weft.v1.Host
+	(AttachMode)(0),               // 71: weft.v1.AttachMode
+	(*Place)(nil),                 // 72: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 73: google.protobuf.Duration
+	(LegState)(0),                 // 74: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	57, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	60, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	61, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	60, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	63, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	64, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	62, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	19, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	20, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	21, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	65, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	63, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	64, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	65, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	58, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	66, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	21, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	22, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	23, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	63, // 25: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 26: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	64, // 27: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	67, // 28: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	25, // 29: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	24, // 30: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	59, // 31: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	67, // 32: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	29, // 33: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	62, // 34: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	27, // 35: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 36: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	28, // 37: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 38: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	39, // 39: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	38, // 40: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	37, // 41: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	32, // 42: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	33, // 43: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	31, // 44: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	30, // 45: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	35, // 46: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	35, // 47: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	34, // 48: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	36, // 49: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	36, // 50: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 51: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 52: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 53: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 54: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	41, // 55: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 56: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	65, // 57: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	68, // 58: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	44, // 59: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	43, // 60: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	42, // 61: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	69, // 62: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	34, // 63: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	70, // 64: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	71, // 65: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	60, // 66: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	24, // 67: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	67, // 68: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	46, // 69: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 70: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	66, // 71: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	49, // 72: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 73: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	52, // 74: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	53, // 75: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	53, // 76: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	53, // 77: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	53, // 78: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	53, // 79: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 80: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 81: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	26, // 82: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	45, // 83: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	48, // 84: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	51, // 85: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	56, // 86: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 87: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	40, // 88: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	47, // 89: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	50, // 90: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	54, // 91: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	55, // 92: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	87, // [87:93] is the sub-list for method output_type
-	81, // [81:87] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	17, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	15, // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	66, // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	66, // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	66, // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	66, // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	18, // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	67, // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	68, // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	61, // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	69, // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	24, // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	25, // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	20, // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	26, // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	9,  // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	23, // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	66, // 30: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	66, // 31: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	18, // 32: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	67, // 33: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	70, // 34: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	28, // 35: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	27, // 36: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	62, // 37: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	70, // 38: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	32, // 39: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	65, // 40: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	30, // 41: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 42: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	31, // 43: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 44: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	42, // 45: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	41, // 46: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	40, // 47: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	35, // 48: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	36, // 49: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	34, // 50: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	33, // 51: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	38, // 52: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	38, // 53: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	37, // 54: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	39, // 55: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	39, // 56: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 57: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 58: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 59: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 60: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	44, // 61: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 62: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	68, // 63: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	71, // 64: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	47, // 65: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	46, // 66: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	45, // 67: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	72, // 68: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	37, // 69: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	73, // 70: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	74, // 71: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	63, // 72: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	27, // 73: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	70, // 74: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	49, // 75: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 76: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	69, // 77: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	52, // 78: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 79: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	55, // 80: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	56, // 81: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	56, // 82: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	56, // 83: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	56, // 84: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	56, // 85: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 86: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 87: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	29, // 88: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	48, // 89: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	51, // 90: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	54, // 91: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	59, // 92: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	22, // 93: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	43, // 94: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	50, // 95: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	53, // 96: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	57, // 97: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	58, // 98: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	93, // [93:99] is the sub-list for method output_type
+	87, // [87:93] is the sub-list for method input_type
+	87, // [87:87] is the sub-list for extension type_name
+	87, // [87:87] is the sub-list for extension extendee
+	0,  // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5630,14 +5895,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[26].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   51,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
