@@ -121,7 +121,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 		onSecond = append(onSecond, vm.On(b.Rail))
 	}
 	for i := range o.Targets {
-		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onSecond...)
+		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod", "loop")}, onSecond...)
 		if o.TargetDisk != "" {
 			machine = append(machine, vm.StateDiskOf(o.TargetDisk))
 		}
