@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ func runResumeSuite(t *testing.T, k Kind) {
 		"AFileSystemOutlivesTheProcess":      testResumeMount,
 		"AnotherTokenTakesTheDeviceAway":     testOtherToken,
 		"RemoveEndsWhatWaitsForADeadProcess": testRemoveWaiting,
+		"WhatNobodyUsesDoesNotWait":          testUnusedGoes,
 		"WritersSurviveKillAfterKill":        testKilledUnderWrites,
 		"IOWaitsForALimitedTime":             testWaitEnds,
 		"AFrozenProcessKeepsItsDevice":       testFrozenKeeps,
@@ -133,6 +135,30 @@ func testRemoveWaiting(t *testing.T, w *world) {
 		t.Error("a write to a removed device was acknowledged")
 	}
 	w.leave(fd)
+}
+
+// A process that starts removes what its predecessor has left, except what is used.
+func testUnusedGoes(t *testing.T, w *world) {
+	file, link := filepath.Join(t.TempDir(), "disk"), "/dev/weft/"+string(w.o.Name)
+	w.kill(w.serveElsewhere(file, "token"))
+	w.must(RemoveDead(w.limit(), w.o))
+	if disk := readRecord(w.o).Disk; disk != "" {
+		t.Errorf("%s waits for the next process, and nobody uses it", disk)
+	}
+
+	server := w.serveElsewhere(file, "token")
+	used, err := os.Open(link)
+	w.must(err)
+	user := exec.Command("sleep", "60")
+	user.ExtraFiles = []*os.File{used}
+	w.must(user.Start())
+	w.must(used.Close())
+	w.kill(server)
+	w.must(RemoveDead(w.limit(), w.o))
+	e := w.resume(file)
+	w.must(user.Process.Kill())
+	user.Wait() //nolint:errcheck // it was killed
+	w.close(e)
 }
 
 // killedWriter writes to its own part of a device, page by page, and knows what each page may hold.

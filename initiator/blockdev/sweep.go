@@ -18,9 +18,14 @@ func RemoveAll(ctx context.Context, o Options) error {
 	return removeThose(ctx, o, func(Options) bool { return true })
 }
 
-// RemoveDead is RemoveAll for a process that may resume devices: those that can be stay.
+// RemoveDead is RemoveAll for a process that may resume devices: those that can be, and are used, stay.
+// One that nobody uses would wait for nothing, and meanwhile it can hold up others: the kernel makes no
+// loop device while it waits for another one's answer.
 func RemoveDead(ctx context.Context, o Options) error {
-	return removeThose(ctx, o, func(o Options) bool { return readRecord(o).Resume == "" })
+	return removeThose(ctx, o, func(o Options) bool {
+		r := readRecord(o)
+		return r.Resume == "" || !systemOf(o).inUse(r.Disk)
+	})
 }
 
 func removeThose(ctx context.Context, o Options, these func(Options) bool) error {

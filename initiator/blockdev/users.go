@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,6 +45,53 @@ func (u User) String() string {
 
 // users lists who has a disk open, mounts and holders first.
 func (s system) users(disk string, n block.DeviceNumber) ([]User, error) {
+	all, err := s.seenUsers(disk, n)
+	if err == nil && len(all) == 0 && s.claimed(disk) {
+		all = append(all, User{Kind: "unknown"})
+	}
+	return all, err
+}
+
+// inUse reports whether somebody uses a disk whose process is dead, or has its node in a container. It
+// does not open the disk, which might not answer. What it cannot know counts as used.
+func (s system) inUse(disk string) bool {
+	n, err := block.ParseDeviceNumber(s.diskText(disk, "dev"))
+	if err != nil {
+		return s.exists(disk)
+	}
+	users, err := s.seenUsers(disk, n)
+	return err != nil || len(users) > 0 || s.bound(disk)
+}
+
+// exists reports whether the kernel has a disk.
+func (s system) exists(disk string) bool {
+	_, err := os.Stat(filepath.Join(s.sys, "block", disk))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
+// bound reports whether the node of a disk is mounted somewhere by itself, as for a pod that uses it as
+// a block device.
+func (s system) bound(disk string) bool {
+	seen := map[string]bool{}
+	for _, pid := range append([]string{"self"}, s.processes()...) {
+		ns, _ := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
+		if seen[ns] && pid != "self" {
+			continue
+		}
+		seen[ns] = true
+		text, _ := os.ReadFile(filepath.Join(s.proc, pid, "mountinfo"))
+		for line := range strings.Lines(string(text)) {
+			// The fourth field is the root of the mount within its file system.
+			if fields := strings.Fields(line); len(fields) > 4 && filepath.Base(fields[3]) == disk {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// seenUsers lists who has a disk open, except who has it exclusively and cannot be seen.
+func (s system) seenUsers(disk string, n block.DeviceNumber) ([]User, error) {
 	var all []User
 	holders, _ := os.ReadDir(filepath.Join(s.sys, "block", disk, "holders"))
 	for _, h := range holders {
@@ -57,11 +105,7 @@ func (s system) users(disk string, n block.DeviceNumber) ([]User, error) {
 	if s.swaps(partitions) {
 		all = append(all, User{Kind: "swap"})
 	}
-	all = append(all, s.openers(partitions)...)
-	if len(all) == 0 && s.claimed(disk) {
-		all = append(all, User{Kind: "unknown"})
-	}
-	return all, nil
+	return append(all, s.openers(partitions)...), nil
 }
 
 // numbers returns a disk's number and those of its partitions.
