@@ -27,7 +27,7 @@ const suiteSkip = `\[Disruptive\]|\[Slow\]|\[Serial\]|Feature:Windows|ntfs`
 func TestKubeSuite(t *testing.T) {
 	l := Start(t, Options{Suite: true})
 	fsType := cmp.Or(os.Getenv("WEFT_KUBE_FSTYPE"), "ext4")
-	l.Apply(class("suite", "copies: '2', csi.storage.k8s.io/fstype: "+fsType, "") + fmt.Sprintf(attributesClass, "suite", "suite"))
+	l.Apply(class("suite", "copies: '2', csi.storage.k8s.io/fstype: "+fsType, "") + fmt.Sprintf(attributesClass, "suite", "labels.tier: suite"))
 	// Each case creates a class, and the scheduler would wait until its capacity is known.
 	// TestKubeVolumes tests capacities.
 	l.Kubectl("patch", "csidriver", driverName, "--patch={\"spec\":{\"storageCapacity\":false}}")
