@@ -226,7 +226,8 @@ func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
 
 // takeCheckpoints takes checkpoints of a column as long as they may be taken.
 func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, column int) {
-	t := &taker{kernel: k.kernel, column: c, log: k.log.With("column", column), drain: func() {
+	pace := &lists.Pace{Log: k.log.With("column", column)}
+	t := &taker{kernel: k.kernel, column: c, drain: func() {
 		k.Tell(func() { c.drains = true })
 		k.Poke()
 	}}
@@ -238,7 +239,7 @@ func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, col
 				return
 			}
 		}
-		pause := t.look(ctx, now)
+		pause := t.look(ctx, now, pace)
 		select {
 		case <-ctx.Done():
 		case <-time.After(beat.Pause(pause)):
@@ -250,54 +251,20 @@ func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, col
 type taker struct {
 	kernel *kernel
 	column *listedColumn
-	log    *slog.Logger
 	drain  func() // asks for it
 
 	now       *columnNow
 	unsettled []checkpoint.Range
-	last      lists.Moment
-	seen      uint64
-	next      time.Time
-	refused   bool
 }
 
 // look takes a checkpoint if one is due, and says how long to wait for the next look.
-func (t *taker) look(ctx context.Context, now *columnNow) time.Duration {
+func (t *taker) look(ctx context.Context, now *columnNow, pace *lists.Pace) time.Duration {
 	written, err := t.kernel.written(now.device)
 	if err != nil {
 		return lists.LookIdle // the device is going
 	}
-	m := lists.Moment{At: time.Now(), Written: written, Members: now.members}
-	if m.Due(t.last, t.next) {
-		t.now = now
-		t.took(m, t.take(ctx))
-	}
-	pause := lists.LookIdle
-	if written != t.seen {
-		pause = lists.LookBusy
-	}
-	t.seen = written
-	return pause
-}
-
-func (t *taker) take(ctx context.Context) error {
-	_, err := checkpoint.Take(ctx, t, lists.Token())
-	return err
-}
-
-func (t *taker) took(m lists.Moment, err error) {
-	switch {
-	case errors.Is(err, block.ErrUnsupported):
-		if t.next = time.Now().Add(lists.RefusedRetry); !t.refused {
-			t.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "err", err)
-		}
-		t.refused = true
-	case err != nil:
-		t.next = time.Now().Add(lists.Retry)
-		t.log.Debug("checkpoint not taken", "err", err)
-	default:
-		t.last, t.refused = m, false
-	}
+	t.now = now
+	return pace.Look(ctx, lists.Moment{At: time.Now(), Written: written, Members: now.members}, t)
 }
 
 var errNotDrained = errors.New("writes may be held back since the column was changed; I/O is held to find out")

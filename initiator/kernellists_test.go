@@ -5,7 +5,6 @@ package initiator
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -71,7 +70,7 @@ func newUsedColumn(t *testing.T) *usedColumn {
 	}
 	listed := &listedColumn{}
 	listed.now.Store(now)
-	c.taker = &taker{kernel: &kernel{}, column: listed, now: now, log: slog.New(slog.DiscardHandler), drain: func() { c.drains++ }}
+	c.taker = &taker{kernel: &kernel{}, column: listed, now: now, drain: func() { c.drains++ }}
 	c.dirty()
 	return c
 }
@@ -95,7 +94,7 @@ func (c *usedColumn) write(image mirror.LogImage) {
 func (c *usedColumn) expect(commands ...string) {
 	c.t.Helper()
 	c.a.commands, c.b.commands = nil, nil
-	if err := c.take(c.t.Context()); err != nil {
+	if _, err := checkpoint.Take(c.t.Context(), c.taker, 1); err != nil {
 		c.t.Errorf("checkpoint: %v", err)
 	}
 	for _, leg := range []*told{c.a, c.b} {
@@ -109,7 +108,7 @@ func (c *usedColumn) expect(commands ...string) {
 func (c *usedColumn) refused(why string) {
 	c.t.Helper()
 	c.a.commands, c.b.commands = nil, nil
-	err := c.take(c.t.Context())
+	_, err := checkpoint.Take(c.t.Context(), c.taker, 1)
 	if all := fmt.Sprint(c.a.commands, c.b.commands); err == nil || strings.Contains(all, "commit") {
 		c.t.Errorf("%s: %v, and the targets were told %s; want an error and no commit", why, err, all)
 	}

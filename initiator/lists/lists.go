@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
@@ -40,9 +39,6 @@ func None(err error) bool {
 	var status nvmetcp.Status
 	return errors.Is(err, block.ErrUnsupported) || errors.As(err, &status)
 }
-
-// Token is a new token of a checkpoint.
-func Token() checkpoint.Token { return checkpoint.Token(rand.Uint64() | 1) }
 
 // Of asks for the list of a leg.
 func Of(ctx context.Context, leg Leg) (checkpoint.List, error) {

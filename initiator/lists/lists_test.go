@@ -35,12 +35,12 @@ func TestWhenACheckpointIsDue(t *testing.T) {
 		"another leg":            {after(1, 0, other), true},
 		"a single leg, whatever": {after(time.Hour, size, two[:1]), false},
 	} {
-		if got := test.now.Due(last, time.Time{}); got != test.want {
+		if got := test.now.due(last, time.Time{}); got != test.want {
 			t.Errorf("%s: due = %v, want %v", name, got, test.want)
 		}
 	}
 	next := start.Add(time.Second)
-	if after(time.Second-1, size, two).Due(last, next) || !after(time.Second, size, two).Due(last, next) {
+	if after(time.Second-1, size, two).due(last, next) || !after(time.Second, size, two).due(last, next) {
 		t.Error("after a failure: want no checkpoint until it is time to try again")
 	}
 }

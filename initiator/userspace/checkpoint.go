@@ -4,9 +4,7 @@ package userspace
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -45,7 +43,7 @@ func (k *Keeper) startCheckpoints(ctx context.Context) {
 	}
 	ctx, st.stopCheckpoints = context.WithCancel(ctx)
 	for column := range st.wanted.Layout.Stripes {
-		c := &checkpoints{volume: st.volume, column: column, since: st.since[column], log: k.log}
+		c := &checkpoints{volume: st.volume, column: column, since: st.since[column], pace: lists.Pace{Log: k.log.With("column", column)}}
 		if incomplete(st, column) {
 			st.listed[column] = &columnLists{}
 			c.first = func() { k.keepLists(ctx, st, column) }
@@ -83,12 +81,7 @@ type checkpoints struct {
 	column int
 	since  []atomic.Uint64 // see checkpoint.Behind, by copy
 	first  func()          // to be done before the first checkpoint; nil: nothing
-	log    *slog.Logger
-
-	last    lists.Moment // of the last checkpoint
-	seen    uint64       // written, at the last look
-	next    time.Time    // after a failure
-	refused bool         // the last one was
+	pace   lists.Pace
 }
 
 func (c *checkpoints) run(ctx context.Context) {
@@ -104,33 +97,7 @@ func (c *checkpoints) run(ctx context.Context) {
 		case <-look.C:
 		}
 		now := lists.Moment{At: time.Now(), Written: c.volume.Written(c.column), Members: c.volume.Members(c.column)}
-		if now.Due(c.last, c.next) {
-			c.take(ctx, now)
-		}
-		pause := lists.LookIdle
-		if now.Written != c.seen {
-			pause = lists.LookBusy
-		}
-		c.seen = now.Written
-		look.Reset(beat.Pause(pause))
-	}
-}
-
-func (c *checkpoints) take(ctx context.Context, now lists.Moment) {
-	members, err := checkpoint.Take(ctx, c, lists.Token())
-	switch {
-	case ctx.Err() != nil:
-	case errors.Is(err, block.ErrUnsupported):
-		if c.next = time.Now().Add(lists.RefusedRetry); !c.refused {
-			c.log.Info("no checkpoints are taken: a leg's target keeps no list of writes for this host; after a crash the copies will be compared whole", "column", c.column, "err", err)
-		}
-		c.refused = true
-	case err != nil:
-		c.next = time.Now().Add(lists.Retry)
-		c.log.Debug("checkpoint not taken", "column", c.column, "err", err)
-	default:
-		c.last, c.refused = now, false
-		c.last.Members = members
+		look.Reset(beat.Pause(c.pace.Look(ctx, now, c)))
 	}
 }
 
@@ -168,7 +135,7 @@ func (c *checkpoints) tell(ctx context.Context, m checkpoint.Member, commit bool
 	if m.Copying {
 		err := t.CheckpointBehind(ctx, commit, uint64(token), behind)
 		if err != nil { // a checkpoint does not fail because of it
-			c.log.Debug("a target was not told what a leg lacks", "column", c.column, "copy", m.Copy, "err", err)
+			c.pace.Log.Debug("a target was not told what a leg lacks", "copy", m.Copy, "err", err)
 		}
 		return err
 	}
