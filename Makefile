@@ -35,11 +35,11 @@ screenshots: build ## photograph each page of the console, light and dark, in bi
 demo-vm: install ## show the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm
 
-ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
 console-test: ## test the console in headless Chromium, with axe-core (RUN=TestInABrowser/TheKeyboard)
 	@e2e/install.sh browser axe
 	go test -count=1 -v -run '$(or $(RUN),.)' ./cmd/internal/console
 
+ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
 test: install ## run everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
 	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel-and-interop e2e
 

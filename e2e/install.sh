@@ -49,13 +49,14 @@ browser() { # what photographs the console
 userland() { # what makes the disk with Debian's userland
 	need mmdebstrap mmdebstrap
 }
+cache="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}"
 # promtool alone is taken from its package and kept in the cache, so that no server starts.
-tool="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}/prometheus"
+tool="$cache/prometheus"
 rules() {
 	command -v promtool >/dev/null 2>&1 || [ -x "$tool/usr/bin/promtool" ] || fetch=yes
 }
 # axe-core is taken from its npm package and kept in the cache. It is used by tests alone.
-axe="${WEFT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/weft}/axe"
+axe="$cache/axe"
 access() {
 	[ ! -e "$axe/axe.min.js" ] || return 0
 	npm=yes
@@ -76,35 +77,37 @@ for part in "$@"; do
 	esac
 done
 
-unpack() {
-	[ -n "$npm" ] || return 0
+distribution() { # what comes from the distribution
+	echo "install: from the distribution:${packages:- its list of packages}${fetch:+, and promtool}"
+	command -v apt-get >/dev/null 2>&1 || {
+		echo "install: no apt-get here: install these packages' programs by hand" >&2
+		exit 1
+	}
+	sudo=""
+	[ "$(id -u)" = 0 ] || sudo=sudo
+	export DEBIAN_FRONTEND=noninteractive
+	$sudo apt-get update -qq
+	if [ -n "$fetch" ]; then
+		dir=$(mktemp -d)
+		(cd "$dir" && apt-get download -qq prometheus 2>"$dir/err" || { cat "$dir/err" >&2; exit 1; })
+		dpkg-deb -x "$dir"/prometheus_*.deb "$dir/all"
+		mkdir -p "$tool/usr/bin"
+		mv "$dir/all/usr/bin/promtool" "$tool/usr/bin/"
+		rm -rf "$dir"
+	fi
+	[ -n "$packages" ] || return 0
+	# shellcheck disable=SC2086
+	$sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+}
+
+[ -n "$packages$update$fetch$npm" ] || exit 0
+[ -z "$packages$update$fetch" ] || distribution
+if [ -n "$npm" ]; then
+	echo "install: axe-core from npm"
 	dir=$(mktemp -d)
 	(cd "$dir" && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-*.tgz package/axe.min.js)
 	mkdir -p "$axe"
 	mv "$dir/package/axe.min.js" "$axe/"
 	rm -rf "$dir"
-	echo "install: axe-core from npm"
-}
-[ -n "$packages$update$fetch" ] || { unpack; exit 0; }
-echo "install: from the distribution:${packages:- its list of packages}${fetch:+, and promtool}"
-command -v apt-get >/dev/null 2>&1 || {
-	echo "install: no apt-get here: install these packages' programs by hand" >&2
-	exit 1
-}
-sudo=""
-[ "$(id -u)" = 0 ] || sudo=sudo
-export DEBIAN_FRONTEND=noninteractive
-$sudo apt-get update -qq
-if [ -n "$fetch" ]; then
-	dir=$(mktemp -d)
-	(cd "$dir" && apt-get download -qq prometheus 2>"$dir/err" || { cat "$dir/err" >&2; exit 1; })
-	dpkg-deb -x "$dir"/prometheus_*.deb "$dir/all"
-	mkdir -p "$tool/usr/bin"
-	mv "$dir/all/usr/bin/promtool" "$tool/usr/bin/"
-	rm -rf "$dir"
 fi
-[ -n "$packages" ] || { unpack; echo "install: done"; exit 0; }
-# shellcheck disable=SC2086
-$sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
-unpack
 echo "install: done"

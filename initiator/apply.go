@@ -283,9 +283,7 @@ func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if mute && c.Transport == block.TCP {
-		if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
-			k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
-		}
+		k.destroySockets(ctx, c)
 		k.awaitChange(ctx, c, 500*time.Millisecond, fabrics.Live)
 		return k.kernel.host.Disconnect(ctx, c)
 	}
@@ -294,13 +292,17 @@ func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
 		// out of time (Config.IOTimeout), the kernel cannot ask it any more; else it would wait for a minute.
 		late := time.AfterFunc(partWithin, func() {
 			k.log.Warn("the target does not answer the end of a connection; its sockets are destroyed", "controller", c.Name)
-			if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
-				k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
-			}
+			k.destroySockets(ctx, c)
 		})
 		defer late.Stop()
 	}
 	return k.kernel.host.Disconnect(ctx, c)
+}
+
+func (k *kernelKeeper) destroySockets(ctx context.Context, c fabrics.Controller) {
+	if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
+		k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
+	}
 }
 
 // failFast makes a path's I/O fail once the kernel has noticed that its connection is gone, or

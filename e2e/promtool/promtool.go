@@ -48,14 +48,14 @@ func Path() (string, error) {
 	if path, err := exec.LookPath("promtool"); err == nil {
 		return path, nil
 	}
-	if path := kept(); path != "" {
+	if path := Kept("prometheus", "usr", "bin", "promtool"); path != "" {
 		return path, nil
 	}
 	return "", errors.New("no promtool here: e2e/install.sh prometheus fetches it from the distribution")
 }
 
-// kept is where e2e/install.sh keeps promtool; empty if it is not there.
-func kept() string {
+// Kept is where e2e/install.sh keeps a file; empty if it is not there.
+func Kept(elem ...string) string {
 	cache := os.Getenv("WEFT_CACHE")
 	if cache == "" {
 		base, err := os.UserCacheDir()
@@ -64,7 +64,7 @@ func kept() string {
 		}
 		cache = filepath.Join(base, "weft")
 	}
-	path := filepath.Join(cache, "prometheus", "usr", "bin", "promtool")
+	path := filepath.Join(append([]string{cache}, elem...)...)
 	if _, err := os.Stat(path); err != nil {
 		return ""
 	}

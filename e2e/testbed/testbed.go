@@ -50,8 +50,8 @@ type Options struct {
 	// ClientPorts are TCP ports of the clients that this machine can reach; see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
-	// TargetDisk is the size of a disk with a file system, at /var/lib/weft of each target; empty: none. Its
-	// file is sparse.
+	// TargetDisk is the size of a disk with a file system, at /var/lib/weft of each target, which then has
+	// loop devices, too; empty: none. Its file is sparse.
 	TargetDisk string
 	// TargetFlags are more flags of the target agents.
 	TargetFlags []string
@@ -121,9 +121,9 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 		onSecond = append(onSecond, vm.On(b.Rail))
 	}
 	for i := range o.Targets {
-		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod", "loop")}, onSecond...)
+		machine := append([]vm.MachineOption{vm.Modules("nvmet-tcp", "dm-mod")}, onSecond...)
 		if o.TargetDisk != "" {
-			machine = append(machine, vm.StateDiskOf(o.TargetDisk))
+			machine = append(machine, vm.StateDiskOf(o.TargetDisk), vm.Modules("loop"))
 		}
 		for d := range o.Drives {
 			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))

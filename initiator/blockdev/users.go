@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,15 +73,8 @@ func (s system) exists(disk string) bool {
 // bound reports whether the node of a disk is mounted somewhere by itself, as for a pod that uses it as
 // a block device.
 func (s system) bound(disk string) bool {
-	seen := map[string]bool{}
-	for _, pid := range append([]string{"self"}, s.processes()...) {
-		ns, _ := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
-		if seen[ns] && pid != "self" {
-			continue
-		}
-		seen[ns] = true
-		text, _ := os.ReadFile(filepath.Join(s.proc, pid, "mountinfo"))
-		for line := range strings.Lines(string(text)) {
+	for _, mountinfo := range s.mountNamespaces() {
+		for line := range strings.Lines(mountinfo) {
 			// The fourth field is the root of the mount within its file system.
 			if fields := strings.Fields(line); len(fields) > 4 && filepath.Base(fields[3]) == disk {
 				return true
@@ -127,30 +121,39 @@ func (s system) numbers(disk string, n block.DeviceNumber) ([]block.DeviceNumber
 // mounts searches the mount namespaces of all processes.
 func (s system) mounts(devices []block.DeviceNumber) []User {
 	var all []User
-	seen := make(map[string]bool)
-	for i, pid := range append([]string{"self"}, s.processes()...) {
-		ns, err := os.Readlink(filepath.Join(s.proc, pid, "ns/mnt"))
-		if err != nil && i > 0 || seen[ns] {
-			continue
-		}
-		seen[ns] = true
-		f, err := os.Open(filepath.Join(s.proc, pid, "mountinfo"))
-		if err != nil {
-			continue
-		}
-		for _, place := range mountsOf(f, devices) {
-			u := User{Kind: "mount", Name: place}
-			if i > 0 {
-				u.PID, _ = strconv.Atoi(pid)
-			}
+	for pid, mountinfo := range s.mountNamespaces() {
+		for _, place := range mountsOf(strings.NewReader(mountinfo), devices) {
+			u := User{Kind: "mount", Name: place, PID: pid}
 			// Namespaces share most of their mounts.
 			if !slices.ContainsFunc(all, func(o User) bool { return o.Name == u.Name }) {
 				all = append(all, u)
 			}
 		}
-		f.Close()
 	}
 	return all
+}
+
+// mountNamespaces yields the mountinfo of each mount namespace, and a process that sees it: 0 for this
+// one, which comes first.
+func (s system) mountNamespaces() iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		seen := make(map[string]bool)
+		for i, process := range append([]string{"self"}, s.processes()...) {
+			ns, err := os.Readlink(filepath.Join(s.proc, process, "ns/mnt"))
+			if err != nil && i > 0 || seen[ns] {
+				continue
+			}
+			seen[ns] = true
+			text, err := os.ReadFile(filepath.Join(s.proc, process, "mountinfo"))
+			if err != nil {
+				continue
+			}
+			pid, _ := strconv.Atoi(process)
+			if !yield(pid, string(text)) {
+				return
+			}
+		}
+	}
 }
 
 // mountsOf reads mountinfo (proc(5)): the third field is the device, the fifth the mount

@@ -8,13 +8,13 @@ import (
 	"math"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"weft.dev/weft/e2e/promtool"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 )
@@ -421,13 +421,13 @@ func everythingHasANameForAScreenReader(t *testing.T, b *chromium) {
 // axe returns axe-core, which tells what in a page hinders people, by the rules of WCAG.
 func axe(t *testing.T) string {
 	t.Helper()
-	cache := os.Getenv("WEFT_CACHE")
-	if base, err := os.UserCacheDir(); cache == "" && err == nil {
-		cache = filepath.Join(base, "weft")
-	}
-	text, err := os.ReadFile(filepath.Join(cache, "axe", "axe.min.js"))
-	if err != nil {
+	path := promtool.Kept("axe", "axe.min.js")
+	if path == "" {
 		t.Skip("no axe-core on this machine: e2e/install.sh axe")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return string(text)
 }

@@ -115,9 +115,14 @@ func (s *Successor) ready(ctx context.Context) error {
 	return err
 }
 
+// interrupted ends the reads of a connection when ctx ends, until it is stopped.
+func interrupted(ctx context.Context, c *net.UnixConn) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) }) //nolint:errcheck // it interrupts the read
+}
+
 // readFull fills b, until ctx ends.
 func readFull(ctx context.Context, c *net.UnixConn, b []byte) (int, error) {
-	defer context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })() //nolint:errcheck // it interrupts the read
+	defer interrupted(ctx, c)()
 	n, err := io.ReadFull(c, b)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -228,8 +233,7 @@ func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.Fil
 	if _, err := p.conn.Write([]byte{1}); err != nil {
 		return nil, nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { p.conn.SetReadDeadline(time.Unix(1, 0)) }) //nolint:errcheck // it interrupts the read
-	defer stop()
+	defer interrupted(ctx, p.conn)()
 	head, rights := make([]byte, 8), make([]byte, unix.CmsgSpace(4*253)) // the kernel's limit
 	n, oobn, _, _, err := p.conn.ReadMsgUnix(head, rights)
 	switch {
