@@ -39,9 +39,12 @@ console-test: ## test the console in headless Chromium, with axe-core (RUN=TestI
 	@e2e/install.sh browser axe
 	go test -count=1 -v -run '$(or $(RUN),.)' ./cmd/internal/console
 
+# Scenarios that make test leaves to make e2e: they take a third of its time, and most of what they
+# show is shown in user space by unit tests, or by a shorter scenario.
+LONG = Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
-test: install ## run everything: lint, unit tests, the demo, kernel suites and scenarios in virtual machines
-	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' lint unit demo-test kernel-and-interop e2e
+test: install ## run lint, unit tests, the demo, kernel suites and most scenarios in virtual machines; make e2e runs all scenarios
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' SKIP='$(LONG)' lint unit demo-test kernel-and-interop e2e
 
 build: ## build the weft program, static, in bin/
 	go build -ldflags '-X main.release=$(VERSION)' -o bin/weft ./cmd/weft
@@ -65,7 +68,7 @@ kernel-and-interop: # side by side: each waits for its machines for a part of it
 	@e2e/beside.sh "$(MAKE) --no-print-directory kernel" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
 
 e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled; MANAGERS=3: with three volume managers)
-	$(if $(MANAGERS),WEFT_MANAGERS=$(MANAGERS) )e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)'
+	$(if $(MANAGERS),WEFT_MANAGERS=$(MANAGERS) )e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' $(if $(SKIP),-skip '^TestScenario($(SKIP))$$')
 
 kube-bins: ## build Kubernetes and its CSI sidecars from their Go modules into the cache (8 minutes the first time; continues after an interruption)
 	@e2e/install.sh kube

@@ -86,6 +86,10 @@ func (n *Node) StartDriver() error {
 		"--endpoint", "unix:///var/"+driverSocket, "--kubelet-socket", "/var/"+kubeletSocket, "--log-level", "debug")
 }
 
+// again is a script that runs a program once more whenever it has ended, as a kubelet does: a
+// sidecar exits when it could not renew its lease.
+const again = `while :; do "$@"; echo "lab: exit code $?, it starts again"; sleep 1; done`
+
 // startSidecars starts the sidecars with the Deployment's arguments.
 func (l *Lab) startSidecars() error {
 	sidecars, err := readSidecars(filepath.Join(manifests, "controller.yaml"))
@@ -96,7 +100,8 @@ func (l *Lab) startSidecars() error {
 	l.env = append(env, "NAMESPACE="+namespace, "POD_NAME=lab")
 	defer func() { l.env = env }()
 	for name, args := range sidecars {
-		if err := l.start(name, name, l.sidecarArgs(name, args)...); err != nil {
+		command := append([]string{"-c", again, name, l.parts.Program(name)}, l.sidecarArgs(name, args)...)
+		if err := l.start(name, "/bin/sh", command...); err != nil {
 			return err
 		}
 	}

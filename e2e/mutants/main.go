@@ -162,7 +162,8 @@ func (m *mutation) try(ctx context.Context, dir string, byName map[string]*mutat
 // runTests runs tests over the mutated files.
 func runTests(ctx context.Context, overlay string, o options, tests []string) outcome {
 	arguments := append([]string{"test", "-count=1", "-failfast", "-overlay", overlay, "-timeout", o.timeout.String()}, tests...)
-	ctx, cancel := context.WithTimeout(ctx, o.timeout+time.Minute)
+	const toCompile = 10 * time.Minute // on a machine with much else to do
+	ctx, cancel := context.WithTimeout(ctx, o.timeout+toCompile)
 	defer cancel()
 	command := exec.CommandContext(ctx, "go", arguments...)
 	command.WaitDelay = 10 * time.Second
