@@ -95,8 +95,10 @@ func TestChartRunsWeft(t *testing.T) {
 	sample(t, l)
 	claimIsTold(l)
 	leaderDies(l)
+	remove(l, "pod/train", "pvc/checkpoints") // one of its volumes has a single copy
+	upgrade(t, l)
 	l.nobodyWasForbidden()
-	remove(l, "pod/user", "pod/train", "pvc/data", "pvc/checkpoints")
+	remove(l, "pod/user", "pvc/data")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
 		out, err := l.TryKubectl("get", "pv", "--output=name")
 		if err == nil && strings.Count(out, "\n") != chartManagers { // their stores
@@ -146,10 +148,15 @@ func leaderDies(l *Lab) {
 		}
 		return err
 	})
-	_, err := weft(l, "volmgr", "transfer", managerService(1)+":4480") // commands run in the first one's pod
-	l.must(err)
+	eventually(l, time.Minute, "the second one leads", func(context.Context) error { // commands run in the first one's pod
+		_, err := weft(l, "volmgr", "transfer", managerService(1)+":4480")
+		return err
+	})
 	before := time.Now()
-	l.Kubectl("--namespace="+namespace, "delete", "pod", managerPod(1), "--grace-period=0", "--force")
+	eventually(l, time.Minute, "its pod is deleted", func(context.Context) error {
+		_, err := l.TryKubectl("--namespace="+namespace, "delete", "pod", managerPod(1), "--grace-period=0", "--force", "--ignore-not-found")
+		return err
+	})
 	sh(l, "user", "echo and more >> /data/file; sync")
 	l.Apply(claim{name: "late", class: "weft-mirrored"}.String() + pod{name: "late", claim: "late"}.String())
 	ready(l, "late")
@@ -295,11 +302,7 @@ spec:
 // the nodes.
 func (l *Lab) importChart() {
 	l.t.Helper()
-	build := exec.Command("go", "run", "../../deploy/image", "-program", l.place.Weft, "-out", l.dir)
-	if out, err := build.CombinedOutput(); err != nil {
-		l.t.Fatalf("build the image: %v\n%s", err, out)
-	}
-	archives := []string{l.file("weft-image.tar")}
+	archives := []string{l.buildImage(imageTag, l.place.Weft)}
 	text, err := os.ReadFile(filepath.Join(manifests, "controller.yaml"))
 	l.must(err)
 	for _, m := range regexp.MustCompile(`image: (\S+/(csi-[a-z]+):\S+)`).FindAllStringSubmatch(string(text), -1) {
@@ -310,6 +313,26 @@ func (l *Lab) importChart() {
 		l.must(f.Close())
 		archives = append(archives, archive)
 	}
+	l.importImages(archives...)
+}
+
+// imageTag is the tag of Weft's image in the manifests.
+const imageTag = "0.1.0"
+
+// buildImage builds Weft's image from a program, and returns the archive.
+func (l *Lab) buildImage(tag, program string) string {
+	l.t.Helper()
+	l.must(os.MkdirAll(l.file(tag), 0o755))
+	build := exec.Command("go", "run", "../../deploy/image", "-program", program, "-version", tag, "-out", l.file(tag))
+	if out, err := build.CombinedOutput(); err != nil {
+		l.t.Fatalf("build the image: %v\n%s", err, out)
+	}
+	return l.file(tag + "/weft-image.tar")
+}
+
+// importImages imports archives of images on the nodes.
+func (l *Lab) importImages(archives ...string) {
+	l.t.Helper()
 	for _, n := range l.Nodes {
 		for _, archive := range archives {
 			_, err := n.Run(l.parts.Program("ctr"), "--address", n.file("c.sock"), "--namespace", "k8s.io", "images", "import", archive)
