@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -356,15 +357,36 @@ func (l *Lab) serve(address string, behind func() (string, error)) error {
 	}
 	l.t.Cleanup(func() { listener.Close() })
 	go func() {
+		at := lookup{ask: behind}
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return // closed
 			}
-			go relay(conn, behind)
+			go relay(conn, at.get)
 		}
 	}()
 	return nil
+}
+
+// lookup finds out where a server is, once a second at most: while a manager's pod is away, all others
+// connect to it again and again, and a kubectl for each of these connections takes the whole machine.
+type lookup struct {
+	ask     func() (string, error)
+	mu      sync.Mutex
+	asked   time.Time
+	address string
+	err     error
+}
+
+func (l *lookup) get() (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.asked) > time.Second {
+		l.address, l.err = l.ask()
+		l.asked = time.Now()
+	}
+	return l.address, l.err
 }
 
 func relay(conn net.Conn, behind func() (string, error)) {
