@@ -35,10 +35,11 @@ func main() {
 	program := flag.String("weft", "bin/weft", "the `program`")
 	out := flag.String("out", "bin/screenshots", "`directory` of the pictures")
 	browser := flag.String("browser", "chromium", "the `program` that shows pages")
+	walk := flag.Bool("walk", false, "take the pictures of docs/walk.md: a drive fails and is replaced")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *program, *out, *browser); err != nil {
+	if err := run(ctx, *program, *out, *browser, *walk); err != nil {
 		fmt.Fprintln(os.Stderr, "screenshots:", err)
 		os.Exit(1) //nolint:gocritic // nothing is left to stop
 	}
@@ -54,7 +55,7 @@ type shoot struct {
 // targets of the cluster, in racks of two.
 const targets = 6
 
-func run(ctx context.Context, weft, out, browser string) (retErr error) {
+func run(ctx context.Context, weft, out, browser string, walk bool) (retErr error) {
 	browser, err := exec.LookPath(browser)
 	if err != nil {
 		return fmt.Errorf("%w: install it, for instance with `apt-get install chromium`, or name another with -browser", err)
@@ -92,6 +93,9 @@ func run(ctx context.Context, weft, out, browser string) (retErr error) {
 		return err
 	}
 	time.Sleep(12 * time.Second) // as far back as figures go
+	if walk {
+		return s.walk(ctx, at)
+	}
 	if err := s.all(ctx, at, healthy); err != nil {
 		return err
 	}
@@ -224,10 +228,13 @@ func proxy(ctx context.Context, link string) (string, error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
+// Chromium's numbers of the two themes.
+const light, dark = "1", "0"
+
 // all photographs pages, light and dark.
 func (s *shoot) all(ctx context.Context, at string, pages []page) error {
 	for _, p := range pages {
-		for theme, scheme := range map[string]string{"light": "1", "dark": "0"} {
+		for theme, scheme := range map[string]string{"light": light, "dark": dark} {
 			file := filepath.Join(s.out, p.name+"-"+theme+".png")
 			if err := s.one(ctx, at+p.path, file, scheme, p.height); err != nil {
 				return err

@@ -18,13 +18,11 @@ func NextCommand(sentence string) string {
 	if found == nil || strings.Contains(sentence, "`weft ") {
 		return ""
 	}
-	switch found[1] {
-	case "volume":
-		return "weft explain volume " + found[2]
-	case "node":
-		return `weft event list --object "node ` + found[2] + `"`
+	name := found[2]
+	if found[1] == "drive" {
+		name = ShortID(name)
 	}
-	return "weft drive list"
+	return "weft explain " + found[1] + " " + name
 }
 
 // Used is the used share of a capacity.
