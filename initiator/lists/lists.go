@@ -139,8 +139,9 @@ type Pool struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error) // nil: the network
 	Log  *slog.Logger
 
-	mu    sync.Mutex
-	conns map[block.NQN]*conn
+	mu     sync.Mutex
+	conns  map[block.NQN]*conn
+	closed bool
 }
 
 // connectTimeout is how long an attempt to connect may take. It goes on when whoever asked waits no more.
@@ -150,6 +151,7 @@ const connectTimeout = 15 * time.Second
 type conn struct {
 	mu         sync.Mutex
 	making     chan struct{} // closed when the attempt under way has ended; nil: there is none
+	giveUp     func()        // ends the attempt under way
 	err        error         // of the last attempt
 	controller *host.Controller
 	closed     bool
@@ -170,10 +172,25 @@ func (p *Pool) Keep(wanted func(block.NQN) bool) {
 	}
 }
 
+// Close closes all connections. What is asked later fails.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.conns {
+		c.close()
+	}
+	p.conns = nil
+}
+
+// close closes the connection, or ends the attempt to make it.
 func (c *conn) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
+	if c.making != nil {
+		c.giveUp()
+	}
 	if c.controller != nil {
 		c.controller.Cut()
 	}
@@ -182,6 +199,9 @@ func (c *conn) close() {
 func (p *Pool) to(n block.NQN) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return &conn{closed: true}
+	}
 	if p.conns == nil {
 		p.conns = map[block.NQN]*conn{}
 	}
@@ -197,7 +217,9 @@ func (p *Pool) connect(ctx context.Context, w Where) (*host.Controller, error) {
 	c.mu.Lock()
 	if c.controller == nil && c.making == nil && !c.closed {
 		c.making = make(chan struct{})
-		go c.make(p, w)
+		var attempt context.Context
+		attempt, c.giveUp = context.WithTimeout(context.Background(), connectTimeout)
+		go c.make(attempt, p, w)
 	}
 	making := c.making
 	c.mu.Unlock()
@@ -220,9 +242,7 @@ func (p *Pool) connect(ctx context.Context, w Where) (*host.Controller, error) {
 }
 
 // make makes the connection, and ends the attempt.
-func (c *conn) make(p *Pool, w Where) {
-	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
-	defer cancel()
+func (c *conn) make(ctx context.Context, p *Pool, w Where) {
 	controller, err := p.dial(ctx, w)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,6 +251,7 @@ func (c *conn) make(p *Pool, w Where) {
 	}
 	close(c.making)
 	c.making = nil
+	c.giveUp()
 }
 
 func (p *Pool) dial(ctx context.Context, w Where) (*host.Controller, error) {

@@ -5,8 +5,11 @@ package lists
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -90,4 +93,35 @@ func TestWhoeverKeepsTheListIsAsked(t *testing.T) {
 			t.Errorf("%s: for the list: %v, want %v", name, err, test.want)
 		}
 	}
+}
+
+// Whoever asks waits for the attempt to connect. When the pool is closed the attempt ends, instead of going
+// on for as long as it may take, and nothing connects any more.
+func TestAClosedPoolConnectsNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dials := 0
+		p := &Pool{Log: slog.New(slog.DiscardHandler), Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			dials++
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}}
+		leg := p.Leg(Where{
+			Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, Subsystem: "nqn.2026-11.dev.weft:a", Host: block.HostFromID(block.UUID{1}),
+		})
+		began, answered := time.Now(), make(chan error)
+		go func() {
+			_, err := leg.Written(t.Context())
+			answered <- err
+		}()
+		time.Sleep(time.Second)
+		p.Close()
+		err := <-answered
+		if waited := time.Since(began); err == nil || waited > 2*time.Second || dials == 0 {
+			t.Errorf("after %v and %d attempts: %v", waited, dials, err)
+		}
+		before := dials
+		if _, err := leg.Written(t.Context()); !errors.Is(err, block.ErrGone) || dials != before {
+			t.Errorf("a closed pool connects: %v", err)
+		}
+	})
 }

@@ -103,7 +103,7 @@ func (k *Keeper) GiveUp(ctx context.Context) {
 	for _, path := range slices.SortedFunc(maps.Keys(k.conns), volume.Path.Compare) {
 		k.cut(path)
 	}
-	k.lists.Keep(func(block.NQN) bool { return false })
+	k.lists.Close()
 	if k.stack == nil {
 		return
 	}
