@@ -28,9 +28,9 @@ demo-test: build ## run the story in a new directory, again in the same one, and
 	@d=$$(mktemp -d) && trap 'rm -rf "$$d"' EXIT && \
 		bin/demo -dir "$$d/a" && bin/demo -dir "$$d/a" && bin/demo -dir "$$d/b" -block-device none
 
-screenshots: build ## photograph each page of the console, light and dark, in bin/screenshots
+screenshots: build ## photograph each page of the console, light and dark, in bin/screenshots (WALK=1 VERSION=v0.1.0: the pictures of docs/walk.md)
 	@e2e/install.sh browser
-	@go run ./e2e/screenshots
+	@go run ./e2e/screenshots $(if $(WALK),-walk -out docs/images)
 
 demo-vm: install ## show the same through the kernels of virtual machines
 	@go run ./e2e/demo/vm

@@ -77,7 +77,7 @@ func run(ctx context.Context, weft, out, browser string, walk bool) (retErr erro
 		return err
 	}
 	defer func() { stop(); dev.wait() }()
-	if err := s.fill(ctx); err != nil {
+	if err := s.fill(ctx, walk); err != nil {
 		return err
 	}
 	console, err := s.start(ctx, "http://", "console")
@@ -170,17 +170,21 @@ func (s *shoot) weftDo(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// fill makes the volumes that the pictures show.
-func (s *shoot) fill(ctx context.Context) error {
+// fill makes the volumes that the pictures show. In the walk each has two copies, since a drive is lost.
+func (s *shoot) fill(ctx context.Context, walk bool) error {
 	var commands [][]string
 	for i := range targets {
 		commands = append(commands, []string{"node", "label", fmt.Sprintf("t%d", i+1), fmt.Sprintf("rack=r%d", i/2+1)})
 	}
-	for _, text := range []string{
+	texts := []string{
 		"volume create db1 --size 2GiB --stripes 3 --copies 2 --spread rack --wait", "volume create media --size 6GiB --stripes 4 --copies 2 --wait",
 		"volume create vault --size 1GiB --stripes 1 --copies 3 --wait", "volume create scratch --size 1GiB --stripes 2 --copies 1 --wait",
 		"volume create registry --size 3GiB --stripes 2 --copies 2 --label tier=gold --wait", "attach db1", "attach media", "attach registry",
-	} {
+	}
+	if walk {
+		texts = []string{"volume create db1 --size 2GiB --stripes 3 --copies 2 --spread rack --wait", "volume create registry --size 3GiB --stripes 2 --copies 2 --wait", "attach db1", "attach registry"}
+	}
+	for _, text := range texts {
 		commands = append(commands, strings.Fields(text))
 	}
 	for _, command := range commands {
