@@ -120,6 +120,7 @@ func pbNode(n cluster.Node) *pb.Node {
 		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
 		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
 		MaintainedUntil: pbTime(n.MaintainedUntil), StopWaitsFor: n.StopWaits, StopsIoOf: n.StopsIO,
+		Stock: n.Stock,
 	}
 }
 
@@ -262,6 +263,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
 		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
 		AuthenticatesWith: list(a.AuthenticatesWith, func(n block.NodeName) string { return string(n) }),
+		StockNqn:          string(a.StockNQN),
 	}
 }
 
@@ -362,7 +364,12 @@ func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 	return &pb.TargetWanted{
 		Term: w.Term, Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
 		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), MayStop: w.MayStop, Scale: parts.Understood(),
+		Discovery: list(w.Discovered, pbDiscovered), Discovers: w.Discovers,
 	}
+}
+
+func pbDiscovered(d cluster.Discovered) *pb.Discovered {
+	return &pb.Discovered{VolumeId: d.Volume.String(), HostNqn: string(d.Host), Nqn: string(d.NQN), Portal: pbPortal(d.Portal), Keys: pbKeys(d.Keys)}
 }
 
 func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {

@@ -1708,7 +1708,11 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	MayStop bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	// What the target's discovery controller tells hosts, of the whole cluster.
+	Discovery []*Discovered `protobuf:"bytes,11,rep,name=discovery,proto3" json:"discovery,omitempty"`
+	// There are hosts without Weft's agent, so the target has a discovery controller.
+	Discovers     bool `protobuf:"varint,12,opt,name=discovers,proto3" json:"discovers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1806,6 +1810,98 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+func (x *TargetWanted) GetDiscovery() []*Discovered {
+	if x != nil {
+		return x.Discovery
+	}
+	return nil
+}
+
+func (x *TargetWanted) GetDiscovers() bool {
+	if x != nil {
+		return x.Discovers
+	}
+	return false
+}
+
+// Discovered is one subsystem that a host without Weft's agent may connect to, on this target or
+// another one.
+type Discovered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`       // of the subsystem
+	Portal        *Portal                `protobuf:"bytes,4,opt,name=portal,proto3" json:"portal,omitempty"` // one alone, since a host that had two paths could write twice
+	Keys          *ExportKeys            `protobuf:"bytes,5,opt,name=keys,proto3" json:"keys,omitempty"`     // what the host proves to discovery; the same in all entries of a host; unset: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discovered) Reset() {
+	*x = Discovered{}
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discovered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discovered) ProtoMessage() {}
+
+func (x *Discovered) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discovered.ProtoReflect.Descriptor instead.
+func (*Discovered) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Discovered) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Discovered) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetPortal() *Portal {
+	if x != nil {
+		return x.Portal
+	}
+	return nil
+}
+
+func (x *Discovered) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 // TargetHandover is what a target's process tells the next one, which takes over from it. It never
 // leaves the machine.
 type TargetHandover struct {
@@ -1822,7 +1918,7 @@ type TargetHandover struct {
 
 func (x *TargetHandover) Reset() {
 	*x = TargetHandover{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1930,7 @@ func (x *TargetHandover) String() string {
 func (*TargetHandover) ProtoMessage() {}
 
 func (x *TargetHandover) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1943,7 @@ func (x *TargetHandover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetHandover.ProtoReflect.Descriptor instead.
 func (*TargetHandover) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TargetHandover) GetWanted() *TargetWanted {
@@ -1896,7 +1992,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2004,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2017,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1990,7 +2086,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2098,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2111,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2124,7 +2220,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2232,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2245,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2242,7 +2338,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2350,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2363,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2295,7 +2391,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2403,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2416,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2368,7 +2464,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2476,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2489,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2523,7 +2619,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2631,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2644,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2582,7 +2678,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2690,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2703,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2650,7 +2746,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +2758,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +2771,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2818,7 +2914,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2926,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2939,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HealReport) GetRun() string {
@@ -2887,7 +2983,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +2995,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3008,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2953,7 +3049,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3061,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3074,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3013,7 +3109,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3121,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3134,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3136,7 +3232,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3244,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3257,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3195,7 +3291,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3303,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3316,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3288,7 +3384,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3396,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3409,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3335,7 +3431,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3443,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3456,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3390,7 +3486,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3498,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3511,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3453,7 +3549,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3561,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3574,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3529,7 +3625,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +3637,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +3650,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3622,7 +3718,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3634,7 +3730,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3647,7 +3743,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3782,7 +3878,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +3890,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +3903,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Scrub) GetId() string {
@@ -3872,7 +3968,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +3980,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +3993,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Hold) GetId() string {
@@ -3955,7 +4051,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4063,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4076,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4131,7 +4227,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4239,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4252,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4230,7 +4326,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4338,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4351,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4300,7 +4396,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4408,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4421,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4368,7 +4464,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4476,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4489,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4435,7 +4531,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4447,7 +4543,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4460,7 +4556,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4495,7 +4591,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4603,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4616,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4559,7 +4655,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4667,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4680,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4642,7 +4738,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4654,7 +4750,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4667,7 +4763,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4751,7 +4847,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4859,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4872,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4829,7 +4925,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +4937,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +4950,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4868,7 +4964,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +4976,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +4989,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4926,7 +5022,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5034,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5047,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5135,7 +5231,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xae\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -5150,7 +5246,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\x8d\x02\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\x121\n" +
+	"\tdiscovery\x18\v \x03(\v2\x13.weft.v1.DiscoveredR\tdiscovery\x12\x1c\n" +
+	"\tdiscovers\x18\f \x01(\bR\tdiscovers\"\xa8\x01\n" +
+	"\n" +
+	"Discovered\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x19\n" +
+	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\x10\n" +
+	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
+	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12'\n" +
+	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\x8d\x02\n" +
 	"\x0eTargetHandover\x12-\n" +
 	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +
 	"\adevices\x18\x02 \x03(\v2\x0f.weft.v1.DeviceR\adevices\x12;\n" +
@@ -5539,7 +5644,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5562,163 +5667,167 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Admission)(nil),             // 18: weft.v1.Admission
 	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
 	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*TargetHandover)(nil),        // 21: weft.v1.TargetHandover
-	(*WantedDrive)(nil),           // 22: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 23: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 24: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 25: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 26: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 27: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 28: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 29: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 30: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 31: weft.v1.HealReport
-	(*CopyReport)(nil),            // 32: weft.v1.CopyReport
-	(*InUse)(nil),                 // 33: weft.v1.InUse
-	(*ScrubReport)(nil),           // 34: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 35: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 36: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 37: weft.v1.Copies
-	(*HoldReport)(nil),            // 38: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 39: weft.v1.GaveUp
-	(*LegLink)(nil),               // 40: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 41: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 42: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 43: weft.v1.Scrub
-	(*Hold)(nil),                  // 44: weft.v1.Hold
-	(*WantedLink)(nil),            // 45: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 46: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 47: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 48: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 49: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 50: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 51: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 52: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 53: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 54: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 55: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 56: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 57: weft.v1.SupportAnswer
-	nil,                           // 58: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 59: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 60: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 61: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 62: weft.v1.Portal
-	(*Device)(nil),                // 63: weft.v1.Device
-	(*Problem)(nil),               // 64: weft.v1.Problem
-	(*Extent)(nil),                // 65: weft.v1.Extent
-	(ImageKind)(0),                // 66: weft.v1.ImageKind
-	(*Layout)(nil),                // 67: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
-	(*Host)(nil),                  // 69: weft.v1.Host
-	(AttachMode)(0),               // 70: weft.v1.AttachMode
-	(*Place)(nil),                 // 71: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
-	(LegState)(0),                 // 73: weft.v1.LegState
+	(*Discovered)(nil),            // 21: weft.v1.Discovered
+	(*TargetHandover)(nil),        // 22: weft.v1.TargetHandover
+	(*WantedDrive)(nil),           // 23: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 24: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 25: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 26: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 27: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 28: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 29: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 30: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 31: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 32: weft.v1.HealReport
+	(*CopyReport)(nil),            // 33: weft.v1.CopyReport
+	(*InUse)(nil),                 // 34: weft.v1.InUse
+	(*ScrubReport)(nil),           // 35: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 36: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 37: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 38: weft.v1.Copies
+	(*HoldReport)(nil),            // 39: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 40: weft.v1.GaveUp
+	(*LegLink)(nil),               // 41: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 42: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 43: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 44: weft.v1.Scrub
+	(*Hold)(nil),                  // 45: weft.v1.Hold
+	(*WantedLink)(nil),            // 46: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 47: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 48: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 49: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 50: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 51: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 52: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 53: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 54: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 55: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 56: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 57: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 58: weft.v1.SupportAnswer
+	nil,                           // 59: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 60: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 61: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 62: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 63: weft.v1.Portal
+	(*Device)(nil),                // 64: weft.v1.Device
+	(*Problem)(nil),               // 65: weft.v1.Problem
+	(*Extent)(nil),                // 66: weft.v1.Extent
+	(ImageKind)(0),                // 67: weft.v1.ImageKind
+	(*Layout)(nil),                // 68: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 69: google.protobuf.Timestamp
+	(*Host)(nil),                  // 70: weft.v1.Host
+	(AttachMode)(0),               // 71: weft.v1.AttachMode
+	(*Place)(nil),                 // 72: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 73: google.protobuf.Duration
+	(LegState)(0),                 // 74: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	58, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	62, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	63, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	59, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	63, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	64, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	64, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	65, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	65, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	66, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	66, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	67, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	59, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	68, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	22, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	23, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	67, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	68, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	60, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	69, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	23, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	24, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	24, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	25, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	20, // 25: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	63, // 26: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	60, // 27: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	62, // 28: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	65, // 29: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 30: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	66, // 31: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	69, // 32: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	26, // 33: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	25, // 34: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	61, // 35: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	69, // 36: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	30, // 37: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	64, // 38: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	28, // 39: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 40: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	29, // 41: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 42: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	40, // 43: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	39, // 44: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	38, // 45: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	33, // 46: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	34, // 47: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	32, // 48: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	31, // 49: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	36, // 50: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	36, // 51: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	35, // 52: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	37, // 53: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	37, // 54: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 55: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 56: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 57: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 58: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	42, // 59: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 60: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	67, // 61: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	70, // 62: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	45, // 63: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	44, // 64: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	43, // 65: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	71, // 66: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	35, // 67: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	72, // 68: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	73, // 69: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	62, // 70: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	25, // 71: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	69, // 72: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	47, // 73: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 74: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	68, // 75: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	50, // 76: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 77: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	53, // 78: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	54, // 79: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	54, // 80: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	54, // 81: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	54, // 82: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	54, // 83: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 84: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 85: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	27, // 86: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	46, // 87: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	49, // 88: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	52, // 89: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	57, // 90: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 91: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	41, // 92: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	48, // 93: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	51, // 94: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	55, // 95: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	56, // 96: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	91, // [91:97] is the sub-list for method output_type
-	85, // [85:91] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	21, // 25: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	63, // 26: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	26, // 27: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	20, // 28: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	64, // 29: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	61, // 30: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	63, // 31: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	66, // 32: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	16, // 33: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	67, // 34: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	70, // 35: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	27, // 36: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	26, // 37: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	62, // 38: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	70, // 39: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	31, // 40: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	65, // 41: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	29, // 42: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,  // 43: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	30, // 44: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,  // 45: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	41, // 46: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	40, // 47: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	39, // 48: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	34, // 49: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	35, // 50: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	33, // 51: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	32, // 52: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	37, // 53: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	37, // 54: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	36, // 55: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	38, // 56: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	38, // 57: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,  // 58: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,  // 59: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,  // 60: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,  // 61: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	43, // 62: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,  // 63: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	68, // 64: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	71, // 65: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	46, // 66: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	45, // 67: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	44, // 68: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	72, // 69: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	36, // 70: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	73, // 71: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	74, // 72: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	63, // 73: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	26, // 74: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	70, // 75: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	48, // 76: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,  // 77: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	69, // 78: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	51, // 79: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,  // 80: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	54, // 81: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	55, // 82: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	55, // 83: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	55, // 84: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	55, // 85: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	55, // 86: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,  // 87: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12, // 88: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	28, // 89: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	47, // 90: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	50, // 91: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	53, // 92: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	58, // 93: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	20, // 94: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	42, // 95: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	49, // 96: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	52, // 97: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	56, // 98: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	57, // 99: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	94, // [94:100] is the sub-list for method output_type
+	88, // [88:94] is the sub-list for method input_type
+	88, // [88:88] is the sub-list for extension type_name
+	88, // [88:88] is the sub-list for extension extendee
+	0,  // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5727,14 +5836,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
