@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// nextVersion is what the upgrade installs: the same program under another name.
+// nextVersion names the version that the upgrade installs. It is the same program.
 const nextVersion = "v0.2.0-test"
 
 // upgrade installs another version as the guide says, under a pod that writes: no write fails or is

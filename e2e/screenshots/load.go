@@ -4,10 +4,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"os/exec"
 	"strings"
 	"time"
 
@@ -26,20 +24,14 @@ var paces = map[string]pace{"db1": {time.Millisecond, 8 << 10}, "media": {8 * ti
 
 // load reads and writes the attached volumes until ctx ends: two reads for each write.
 func (s *shoot) load(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, s.weft, "attachment", "list", "-o", "json")
-	cmd.Env = s.env
-	text, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("weft attachment list: %w", err)
-	}
 	var list struct {
 		Attachments []struct {
 			VolumeName string `json:"volume_name"`
 			Device     string
 		}
 	}
-	if err := json.Unmarshal(text, &list); err != nil {
-		return fmt.Errorf("weft attachment list: %w", err)
+	if err := s.read(ctx, &list, "attachment", "list"); err != nil {
+		return err
 	}
 	for _, a := range list.Attachments {
 		device, cut, err := connect(ctx, a.Device)

@@ -15,6 +15,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -168,6 +169,26 @@ func (s *shoot) weftDo(ctx context.Context, args ...string) error {
 		return fmt.Errorf("weft %s: %w\n%s", strings.Join(args, " "), err, text)
 	}
 	return nil
+}
+
+// says returns what a command prints.
+func (s *shoot) says(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, s.weft, args...)
+	cmd.Env = s.env
+	text, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("weft %s: %w", strings.Join(args, " "), err)
+	}
+	return string(text), err
+}
+
+// read fills list with what a command prints as JSON.
+func (s *shoot) read(ctx context.Context, list any, args ...string) error {
+	text, err := s.says(ctx, append(args, "-o", "json")...)
+	if err == nil {
+		err = json.Unmarshal([]byte(text), list)
+	}
+	return err
 }
 
 // fill makes the volumes that the pictures show. In the walk each has two copies, since a drive is lost.

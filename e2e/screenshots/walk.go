@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -58,15 +56,11 @@ func (s *shoot) picture(ctx context.Context, address, name string, height int) e
 
 // driveOf returns the drive of a node.
 func (s *shoot) driveOf(ctx context.Context, node string) (string, error) {
-	text, err := s.says(ctx, "drive", "list", "--node", node, "-o", "json")
-	if err != nil {
-		return "", err
-	}
 	var list struct {
 		Drives []struct{ ID string }
 	}
-	if err := json.Unmarshal([]byte(text), &list); err != nil {
-		return "", fmt.Errorf("weft drive list: %w", err)
+	if err := s.read(ctx, &list, "drive", "list", "--node", node); err != nil {
+		return "", err
 	}
 	if len(list.Drives) != 1 {
 		return "", fmt.Errorf("node %s has %d drives, want one", node, len(list.Drives))
@@ -76,38 +70,33 @@ func (s *shoot) driveOf(ctx context.Context, node string) (string, error) {
 
 // until waits until a command prints a text.
 func (s *shoot) until(ctx context.Context, text string, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
-	for {
+	return retry(ctx, func() error {
 		said, err := s.says(ctx, args...)
-		if err == nil && strings.Contains(said, text) {
-			return nil
+		if err == nil && !strings.Contains(said, text) {
+			err = fmt.Errorf("weft %s does not say %q:\n%s", strings.Join(args, " "), text, said)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("weft %s does not say %q: %w\n%s", strings.Join(args, " "), text, errors.Join(ctx.Err(), err), said)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+		return err
+	})
 }
 
 // untilDone repeats a command until it succeeds.
 func (s *shoot) untilDone(ctx context.Context, args ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		err := s.weftDo(ctx, args...)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		time.Sleep(200 * time.Millisecond)
-	}
+	return retry(ctx, func() error { return s.weftDo(ctx, args...) })
 }
 
-// says returns what a command prints.
-func (s *shoot) says(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, s.weft, args...)
-	cmd.Env = s.env
-	text, err := cmd.Output()
-	return string(text), err
+// retry calls f until it succeeds, for three minutes at most.
+func retry(ctx context.Context, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }

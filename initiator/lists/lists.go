@@ -172,7 +172,7 @@ func (p *Pool) Keep(wanted func(block.NQN) bool) {
 	}
 }
 
-// Close closes all connections. What is asked later fails.
+// Close closes all connections. Later calls of the pool's legs fail.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
