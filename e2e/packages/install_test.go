@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -196,6 +197,7 @@ type found struct {
 //	           and the cluster; to calls over it, that they need a certificate.
 //	port 4420  the kernel's NVMe/TCP target, where there are legs: that it is one. It lists no
 //	           subsystem, and lets nobody in who knows its name.
+//	port 4421  the agent of such a target, which says what was written last: the same.
 func (s *site) strangerLearnsNothing() {
 	s.t.Helper()
 	begin := time.Now()
@@ -212,7 +214,7 @@ func (s *site) strangerLearnsNothing() {
 		}
 		if slices.Contains(found, "tcp:4420") {
 			legs++
-			want = []string{"tcp:4420"}
+			want = []string{"tcp:4420", "tcp:4421"}
 		}
 		if name != "gpu1" {
 			want = append(want, "tcp:4480")
@@ -224,8 +226,8 @@ func (s *site) strangerLearnsNothing() {
 	if legs != 2 {
 		s.t.Errorf("%d targets answer, want those of both copies", legs)
 	}
-	if len(all) < 5 {
-		s.t.Errorf("the scan has found %d ports, want 5 at least", len(all))
+	if len(all) < 7 {
+		s.t.Errorf("the scan has found %d ports, want 7 at least", len(all))
 	}
 }
 
@@ -233,11 +235,11 @@ func (s *site) strangerLearnsNothing() {
 func (s *site) answersNothing(name string, f found) {
 	s.t.Helper()
 	switch f.Port {
-	case 4420:
+	case 4420, 4421:
 		if f.TLS || len(f.Answers) != 1 || len(f.Answers["NVMe/TCP"]) != 128 {
 			s.t.Errorf("%s answers %q at port %d, want an ICResp to an ICReq and nothing else", name, f.Answers, f.Port)
 		}
-		s.letsNobodyIn(f.Host)
+		s.letsNobodyIn(f.Host, f.Port)
 	case 4480:
 		if len(f.Answers) > 0 {
 			s.t.Errorf("%s answers %q without TLS", name, f.Answers)
@@ -266,21 +268,22 @@ func (s *site) answersNothing(name string, f found) {
 var tellable = regexp.MustCompile(`^(metrics\.weft\.internal|CN=n\d|CN=weft [0-9a-f-]{36}|spiffe://[0-9a-f-]{36}/node/n\d/manager)$`)
 
 // letsNobodyIn asks a target for its subsystems, and connects to those that its host uses.
-func (s *site) letsNobodyIn(address string) {
+func (s *site) letsNobodyIn(address string, port int) {
 	s.t.Helper()
 	const me = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001"
-	out, err := s.stranger.Run(s.t.Context(), "nvme", "discover", "-t", "tcp", "-a", address, "-s", "4420", "-q", me)
+	at := strconv.Itoa(port)
+	out, err := s.stranger.Run(s.t.Context(), "nvme", "discover", "-t", "tcp", "-a", address, "-s", at, "-q", me)
 	if err != nil || strings.Contains(out, "dev.weft") {
-		s.t.Errorf("%s: %v, and a stranger discovers\n%s", address, err, out)
+		s.t.Errorf("%s port %s: %v, and a stranger discovers\n%s", address, at, err, out)
 	}
 	used := s.all["gpu1"].do("grep -l 'traddr=" + address + ",' /sys/class/nvme/nvme*/address | while read file; do cat ${file%/*}/subsysnqn; done")
 	if used == "" {
 		s.t.Errorf("%s: its host uses no subsystem, so the stranger cannot try one", address)
 	}
 	for nqn := range strings.FieldsSeq(used) {
-		out, err := s.stranger.Run(s.t.Context(), "nvme", "connect", "-t", "tcp", "-a", address, "-s", "4420", "-q", me, "-n", nqn)
+		out, err := s.stranger.Run(s.t.Context(), "nvme", "connect", "-t", "tcp", "-a", address, "-s", at, "-q", me, "-n", nqn)
 		if err == nil {
-			s.t.Errorf("%s lets a stranger use %s: %s", address, nqn, out)
+			s.t.Errorf("%s lets a stranger use %s at port %s: %s", address, nqn, at, out)
 		}
 	}
 	if out, err := s.stranger.Shell(s.t.Context(), "ls /sys/class/nvme"); err != nil || strings.TrimSpace(out) != "" {

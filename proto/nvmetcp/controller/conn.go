@@ -306,6 +306,9 @@ func (c *conn) flushLast(err error) {
 		return
 	}
 	c.log.Warn("peer broke the protocol", "err", err)
+	if !c.greeted && fatal.FES == nvmetcp.FESInvalidHeader && fatal.FEI == 0 {
+		return // its first byte is no type of a host's PDU: who scans ports learns nothing
+	}
 	c.dead.Store(true)
 	c.mu.Lock()
 	c.out = c.out[:0]

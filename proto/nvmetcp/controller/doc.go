@@ -23,6 +23,7 @@
 // connection: MemoryPerConnection its memory, HandshakeTimeout the time to connect, and
 // StallTimeout the time for one PDU. A peer that breaks the protocol gets a Terminate
 // Connection Request with the reason and is disconnected; other hosts are not affected.
+// One whose first byte begins no PDU of a host is disconnected without a word.
 //
 // # Specifications
 //

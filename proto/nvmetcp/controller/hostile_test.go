@@ -5,7 +5,9 @@ package controller
 import (
 	"encoding/binary"
 	"fmt"
+	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +65,18 @@ func TestABrokenPDUIsAnsweredWithTheReason(t *testing.T) {
 			}
 			other.io.must(other.io.flush())
 		})
+	}
+}
+
+// Who looks for other services at the port gets nothing.
+func TestAnotherProtocolGetsNoAnswer(t *testing.T) {
+	w := newWorld(t)
+	for _, first := range []string{"GET /metrics HTTP/1.1\r\nHost: target\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 200)} {
+		p := w.dial()
+		p.raw([]byte(first))
+		if got, err := io.ReadAll(p.conn); len(got) > 0 {
+			t.Errorf("%q is answered with %q, %v", first, got, err)
+		}
 	}
 }
 
