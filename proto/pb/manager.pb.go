@@ -3111,6 +3111,7 @@ type CreateVolumeRequest struct {
 	Parity         uint32 `protobuf:"varint,12,opt,name=parity,proto3" json:"parity,omitempty"`
 	Authentication string `protobuf:"bytes,13,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty means "prefer"
 	Integrity      bool   `protobuf:"varint,14,opt,name=integrity,proto3" json:"integrity,omitempty"`          // as in Layout
+	Thin           bool   `protobuf:"varint,15,opt,name=thin,proto3" json:"thin,omitempty"`                    // as in Volume
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3239,6 +3240,13 @@ func (x *CreateVolumeRequest) GetAuthentication() string {
 func (x *CreateVolumeRequest) GetIntegrity() bool {
 	if x != nil {
 		return x.Integrity
+	}
+	return false
+}
+
+func (x *CreateVolumeRequest) GetThin() bool {
+	if x != nil {
+		return x.Thin
 	}
 	return false
 }
@@ -5303,7 +5311,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\x94\x04\n" +
+	"\x12DeletePoolResponse\"\xa8\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -5321,7 +5329,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x04data\x18\v \x01(\rR\x04data\x12\x16\n" +
 	"\x06parity\x18\f \x01(\rR\x06parity\x12&\n" +
 	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x12\x1c\n" +
-	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x1a9\n" +
+	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x12\x12\n" +
+	"\x04thin\x18\x0f \x01(\bR\x04thin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +

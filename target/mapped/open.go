@@ -457,8 +457,12 @@ func (t *Tree) addNew(extents []uint32) error {
 		return err
 	}
 	for _, e := range fresh {
-		t.addExtent(e)
-		t.fillExtent(len(*t.extents.Load()) - 1)
+		i, ok := t.again(e)
+		if !ok {
+			t.addExtent(e)
+			i = len(*t.extents.Load()) - 1
+		}
+		t.fillExtent(i)
 	}
 	return nil
 }
