@@ -180,6 +180,7 @@ type kernel struct {
 	readOnly bool // supports read-only exports
 	// integrity: it keeps legs with checksums.
 	integrity bool
+	thin      bool // serves mapped legs
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel.
 	paths func(map[block.NQN]int)
@@ -230,13 +231,14 @@ func New(c Config) (*Agent, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	k, err := c.kernel()
+	wake := make(chan struct{}, 1)
+	k, err := c.kernel(func() { poke(wake) })
 	if err != nil {
 		return nil, fmt.Errorf("target agent: %w", err)
 	}
 	return &Agent{
 		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
-		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
+		wake: wake, rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
 		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{}, settled: closed,
 	}, nil
 }
@@ -486,10 +488,10 @@ func (a *Agent) currentWanted() *pb.TargetWanted {
 	return a.wanted
 }
 
-func (c Config) kernel() (kernel, error) {
+func (c Config) kernel(hungry func()) (kernel, error) {
 	switch {
 	case c.Datapath == User:
-		return userKernel(c)
+		return userKernel(c, hungry)
 	case c.Datapath != "" && c.Datapath != Kernel:
 		return kernel{}, fmt.Errorf("datapath %q: must be %q or %q", c.Datapath, Kernel, User)
 	case len(c.Files) > 0 || c.FilesOnly:

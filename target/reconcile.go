@@ -253,7 +253,7 @@ func (r *reconciler) publish(s seen, p plan) {
 		problems = append(problems, problem{exportObject(f.Step.Object), f.Step.String(), f.Err.Error()})
 	}
 	report := proto.CloneOf(r.base)
-	report.Generation, report.Stopping = r.reached, r.agent.isStopping()
+	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}

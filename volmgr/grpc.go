@@ -350,7 +350,7 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
 		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment), Data: int(r.Data), Parity: int(r.Parity),
-		Authentication: r.Authentication, Integrity: r.Integrity,
+		Authentication: r.Authentication, Integrity: r.Integrity, Thin: r.Thin,
 	}
 	return call(ctx, m, in, pbVolume)
 }

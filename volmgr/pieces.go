@@ -32,7 +32,7 @@ func (p pieces[M]) list(changed map[block.VolumeID]bool) (all []parts.Piece[M]) 
 }
 
 func cutTarget(w *pb.TargetWanted) (head *pb.TargetWanted, all pieces[*pb.TargetWanted]) {
-	all = pieces[*pb.TargetWanted]{drivesKey: {Drives: w.Drives}}
+	all = pieces[*pb.TargetWanted]{drivesKey: {Drives: w.Drives, Space: w.Space}}
 	piece := func(volume string) *pb.TargetWanted {
 		if all[volume] == nil {
 			all[volume] = &pb.TargetWanted{}

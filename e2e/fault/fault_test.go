@@ -102,6 +102,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	defer c.close()
 	defer c.tell(seed)
 	c.did("%v", w)
+	c.thin = seed%2 == 1
 	c.createVolume(w.layout)
 	if w.dark { // only the labels have been flushed yet
 		for _, h := range c.targets {

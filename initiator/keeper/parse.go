@@ -34,6 +34,7 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		Equalize:    p.GetEqualize(),
 		Detach:      p.GetDetach(),
 		RebuildRate: block.Size(p.GetRebuildBytesPerSecond()),
+		Thin:        p.GetThin(),
 		Layout: block.Layout{
 			Stripes: int(p.GetLayout().GetStripes()),
 			Copies:  int(p.GetLayout().GetCopies()),

@@ -16,7 +16,7 @@ const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 2
+	KnownLevel Level = 3
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

@@ -40,6 +40,17 @@ func (l *linear) Geometry() block.Geometry {
 	return block.Geometry{Size: l.size, BlockSize: 4 * block.KiB}
 }
 
+// failed reports whether the leg's tree has stopped, so that no I/O can succeed.
+func (l *linear) failed() bool {
+	t := l.take()
+	if t == nil {
+		return false
+	}
+	defer t.release()
+	m, ok := t.below.(*mappedLeg)
+	return ok && m.tree.Err() != nil
+}
+
 // losses returns the losses of the drive below.
 func (l *linear) losses() uint64 {
 	t := l.take()
@@ -211,6 +222,15 @@ func (t *table) cut(r *request) {
 func (r *request) add(io block.IO) { r.parts = append(r.parts, part{io: io}) }
 
 func partDone(io *block.IO) {
+	if io.Err != nil {
+		if m, ok := io.Owner.(*part).request.table.below.(*mappedLeg); ok && m.wait(io, partEnded) {
+			return
+		}
+	}
+	partEnded(io)
+}
+
+func partEnded(io *block.IO) {
 	r := io.Owner.(*part).request
 	if io.Err != nil {
 		r.failed(io.Err)

@@ -37,6 +37,7 @@ type TargetReport struct {
 	Refusals      Refusals
 	Integrity     bool // it can keep legs with checksums
 	HandsOver     bool // its next process can take over from it
+	Thin          bool // it serves mapped legs
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
@@ -95,6 +96,14 @@ type DriveReport struct {
 	Error           string
 	Incarnation     string // changes when writes that were not flushed may be lost
 	Legs            []evidence.LegLabel
+	Trees           []TreeReport
+	Reserve         []image.Extent // that trees may get
+}
+
+// TreeReport is a tree on the label of its drive.
+type TreeReport struct {
+	Tree    block.UUID
+	Extents []image.Extent
 }
 
 // cut reports whether the machine has booted, or the drive has a new incarnation, since the
@@ -111,6 +120,9 @@ type LegReport struct {
 	Zeroed block.Size
 	Size   block.Size // usable, also by the hosts that it is exported to
 	Error  string
+	// Of a mapped leg: what it takes, as of some seconds ago, and whether writes wait for space.
+	Used block.Size
+	Full bool
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -137,6 +149,13 @@ type TargetWanted struct {
 	Admissions []Admission
 	Exports    []WantedExport
 	MayStop    bool // it is stopping, and no host uses a leg of it that it can do without
+	Space      []WantedSpace
+}
+
+// WantedSpace is the extents that the trees of a drive may have.
+type WantedSpace struct {
+	Drive   block.DriveID
+	Extents []image.Extent
 }
 
 // WantedDrive is a drive to label or, with Remove, to erase. A drive that has its label is
@@ -162,7 +181,8 @@ type WantedLeg struct {
 	Revision uint64
 	Volume   evidence.VolumeLabel
 	Remove   bool
-	Blank    bool // it has no data, and may be carved though the volume has some
+	Blank    bool       // it has no data, and may be carved though the volume has some
+	Tree     block.UUID // zero: it is plain
 }
 
 // WantedExport is one subsystem to export.
@@ -293,6 +313,7 @@ type WantedAttachment struct {
 	Scrub      *WantedScrub // nil: none
 
 	RebuildRate block.Size // see Volume.RebuildRate
+	Thin        bool
 }
 
 // WantedLink is one leg, in sync or rebuilding, of an attachment.

@@ -229,6 +229,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to leave out %v: %s", v.Attachment.Node, l, s.asked[v.ID][l.ID]))
 		}
 	}
+	s.explainSpace(e, v)
 	s.explainRedundancy(e, v)
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)

@@ -281,6 +281,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesReturned(r.Node, on, boot != r.BootID)
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
+	t.spaceReported(r)
 	t.drivesJudged(r.Node, on)
 	t.takeIn(r.Node, on)
 	t.settleReplaced()
@@ -309,7 +310,7 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
-	if on.report == nil || on.report.Integrity != r.Integrity {
+	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin {
 		t.s.fields = nil
 	}
 	if !on.status.Online {

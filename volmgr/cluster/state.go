@@ -182,6 +182,9 @@ type derived struct {
 	extents   map[block.DriveID][]image.Extent   // the same by start: sorting them for each new leg takes too long
 	used      cow.Map[block.DriveID, uint32]     // how many extents those are
 	recorded  cow.Map[block.DriveID, block.Size] // the most that the legs' records can take of its label
+	promised  cow.Map[block.DriveID, uint32]     // how many extents its legs take if they are written whole
+	mappedOn  cow.Map[block.DriveID, uint32]     // how many mapped legs it has
+	fullLegs  map[block.LegID]bool               // of which an event says that their writes wait for space
 	unsettled map[block.VolumeID]bool            // volumes that time or a report may change
 	touched   map[block.DriveID]uint64           // when legs were last placed there or removed, as a count
 	removed   map[block.DriveID]uint64           // the same, only of removed or moved ones
@@ -252,6 +255,7 @@ func empty() *State {
 		derived: derived{
 			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
 			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
+			fullLegs:  map[block.LegID]bool{},
 			extents:   map[block.DriveID][]image.Extent{},
 			unsettled: map[block.VolumeID]bool{},
 			touched:   map[block.DriveID]uint64{},
@@ -485,6 +489,7 @@ func (s *State) Fork() *State {
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
+	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
 }
@@ -512,6 +517,7 @@ func (s *State) Copy() *State {
 	for drive, extents := range c.extents {
 		c.extents[drive] = slices.Clone(extents)
 	}
+	c.fullLegs = maps.Clone(s.fullLegs)
 	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
 	c.reported = s.reported.visible()
 	c.answered, c.overSince = cloneEach(s.answered), maps.Clone(s.overSince)
@@ -603,6 +609,10 @@ func (s *State) index(old, new *Volume) {
 			s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)-image.Count(s.onDrive[l.Drive][l.ID]))
 			delete(s.onDrive[l.Drive], l.ID)
 			s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)-old.record(&l).Size())
+			s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)-old.legExtents(&l))
+			if l.mapped() {
+				s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)-1)
+			}
 			s.touched[l.Drive] = s.touches
 		}
 	}
@@ -625,6 +635,10 @@ func (s *State) index(old, new *Volume) {
 		put(s.onDrive, l.Drive, l.ID, l.Extents)
 		s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)+image.Count(l.Extents))
 		s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)+new.record(&l).Size())
+		s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)+new.legExtents(&l))
+		if l.mapped() {
+			s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)+1)
+		}
 		s.touched[l.Drive] = s.touches
 	}
 }

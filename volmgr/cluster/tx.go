@@ -43,6 +43,7 @@ type tx struct {
 	retold  map[block.VolumeID]bool            // whose hosts are asked for something else
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
+	spaces  map[block.DriveID]bool             // whose space to settle before the commit
 
 	// policies are those of the state after the step.
 	policies *drivepolicy.Set
@@ -67,6 +68,7 @@ func newTx(s *State, now time.Time) *tx {
 		retold:  map[block.VolumeID]bool{},
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
+		spaces:  map[block.DriveID]bool{},
 
 		policies: s.policies,
 
@@ -165,6 +167,7 @@ func (t *tx) settle() {
 			t.settleVolume(id)
 		}
 	}
+	t.settleSpace()
 }
 
 // settleNode marks the unsettled volumes with a leg or an attachment on a node.

@@ -115,9 +115,18 @@ type Drive struct {
 	Leaving DriveLeave `json:"leaving,omitempty"`
 	// Full is the mark of noteFull that it has reached, in per cent; 0: none.
 	Full int `json:"full,omitempty"`
+	// Space is the extents that the trees of thin volumes may have, and Returning those that are
+	// being taken back, since generation ReturnedAt; see space.go. Both are replaced, never changed in
+	// place.
+	Space      []image.Extent `json:"space,omitempty"`
+	Returning  []image.Extent `json:"returning,omitempty"`
+	ReturnedAt uint64         `json:"returned_at,omitempty"`
 
 	Capacity  block.Size      `json:"-"`
-	Allocated block.Size      `json:"-"`
+	Allocated block.Size      `json:"-"` // by legs, and granted to trees
+	Thin      block.Size      `json:"-"` // of that: granted to trees
+	ThinUsed  block.Size      `json:"-"` // of that: what trees have
+	Promised  block.Size      `json:"-"` // what its legs take if they are written whole
 	Health    *health.Reading `json:"-"` // the newest; nil if there is none, or if its target is offline
 }
 
@@ -157,6 +166,7 @@ type Pool struct {
 
 	Capacity  block.Size `json:"-"`
 	Allocated block.Size `json:"-"`
+	Promised  block.Size `json:"-"` // see Drive
 	Drives    int        `json:"-"`
 }
 
@@ -243,6 +253,10 @@ type Leg struct {
 	// DrainingAt is the generation in which that began.
 	Draining   block.Epoch `json:"draining,omitempty"`
 	DrainingAt uint64      `json:"draining_at,omitempty"`
+
+	// Of a mapped leg, derived, for readers: see LegReport.
+	Used block.Size `json:"-"`
+	Full bool       `json:"-"`
 }
 
 // VolumeState says whether a volume's legs are being carved, exist, or are being freed.
@@ -278,6 +292,8 @@ type Volume struct {
 	Spread string            `json:"spread"`
 	Labels map[string]string `json:"labels,omitempty"`
 	State  VolumeState       `json:"state"`
+	// Thin: its legs are mapped, and take space only where they were written.
+	Thin bool `json:"thin,omitempty"`
 	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
 	// Clean: the in-sync legs of each column are identical and no host can write.

@@ -153,6 +153,8 @@ type CreateVolume struct {
 	// Authentication is one of block.PropertyAuthentication; empty means its default.
 	Authentication string
 	Integrity      bool // targets keep a checksum of each block
+	// Thin: it takes space only where it is written.
+	Thin bool
 	// The node of each leg must have the labels of one of Topology's segments; empty: any
 	// node. Among those, nodes of an earlier segment of Preferred are better.
 	Topology  []Segment
@@ -201,8 +203,14 @@ func (in CreateVolume) normal() (CreateVolume, error) {
 	return in, nil
 }
 
-// offered refuses a kind of redundancy group that no data path serves yet.
+// offered refuses what no data path serves yet.
 func (in CreateVolume) offered() error {
+	if in.Thin && in.Integrity {
+		return (&Error{
+			Kind: Unimplemented, Field: block.PropertyThin.Field, Object: "volume " + string(in.Name),
+			Text: fmt.Sprintf("volume %s: thin volumes with checksums are not supported yet", in.Name),
+		}).hint("leave out one of `--thin` and `--integrity`")
+	}
 	g := in.group()
 	if g.Kind == block.Mirror {
 		return nil
@@ -238,6 +246,8 @@ func (in CreateVolume) differs(v *Volume) error {
 		return conflict(v.object(), block.PropertyIntegrity.Field, v.Layout.Integrity, in.Integrity)
 	case in.Pool != v.Pool:
 		return conflict(v.object(), "pool", v.Pool, in.Pool)
+	case in.Thin != v.Thin:
+		return conflict(v.object(), block.PropertyThin.Field, v.Thin, in.Thin)
 	case in.Spread != v.Spread:
 		return conflict(v.object(), "spread", v.Spread, in.Spread)
 	case in.Authentication != v.Authentication:
@@ -268,6 +278,11 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 			return nil, err
 		}
 	}
+	if in.Thin {
+		if err := t.needsLevel(thinLevel, "volume "+string(in.Name)+": thin"); err != nil {
+			return nil, err
+		}
+	}
 	return in.create(t)
 }
 
@@ -286,7 +301,7 @@ func (in CreateVolume) create(t *tx) (view, error) {
 	}
 	v := &Volume{
 		ID: block.VolumeID{UUID: in.Seed.id(0)}, Name: in.Name, Size: in.Size, Layout: layout,
-		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, Authentication: in.Authentication, State: VolumeCreating,
+		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, Authentication: in.Authentication, Thin: in.Thin, State: VolumeCreating,
 		Clean: true, Generation: 1, Legs: legs, Created: t.now.UTC(),
 	}
 	if t.peek(v.ID) != nil {

@@ -29,7 +29,7 @@ func (s *State) volumesOn(node block.NodeName) []block.VolumeID {
 // WantedTargetOf is the part of WantedTarget that is about drives and some volumes, which
 // need not exist.
 func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) TargetWanted {
-	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may}
+	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may, Space: s.wantedSpace(node)}
 	for _, d := range s.recordedDrives(node) {
 		// A drive that has had its label must not get another one: if it comes up blank its
 		// data is lost, and its legs must not pass for in sync.
@@ -70,9 +70,13 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	if d := s.drives[l.Drive]; d != nil {
 		incarnation = d.Incarnation
 	}
+	size := v.Layout.LegSize(v.planned())
+	if !l.mapped() {
+		size = min(size, l.Capacity())
+	}
 	return WantedLeg{
-		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image,
-		Size: min(v.Layout.LegSize(v.planned()), l.Capacity()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.tree(),
+		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(),
 	}
 }
@@ -245,7 +249,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
-		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate,
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
