@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -338,5 +339,17 @@ func TestSpaceIsTakenFromTheLabel(t *testing.T) {
 	x.report()
 	if got := x.s.drives[d.ID].Space; image.Count(image.Minus(had, got)) > 0 {
 		t.Errorf("the label has %v, and %v is recorded", had, got)
+	}
+}
+
+func TestAThinVolumeWithChecksumsIsRefused(t *testing.T) {
+	x := newThinTarget(t, 100)
+	_, err := x.s.Step(t0, CreateVolume{Name: "db1", Size: block.GiB, Thin: true, Integrity: true, Seed: testSeed(9)})
+	var e *Error
+	if !errors.As(err, &e) || e.Kind != Unimplemented || e.Field != "thin" || !strings.Contains(e.Hint, "`--thin`") {
+		t.Fatalf("thin with checksums: %v", err)
+	}
+	if _, there := x.s.byName.Find("db1"); there {
+		t.Error("the volume is there")
 	}
 }
