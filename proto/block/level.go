@@ -10,6 +10,7 @@ package block
 //	1  all that there was before levels; no record says so
 //	2  the level is a record; so are tokens, authorities, who has joined and is shut out, who asked
 //	   for what, policies for drives, and the secret from which the keys of exports follow
+//	3  volumes may be thin
 type Level uint32
 
 const (
