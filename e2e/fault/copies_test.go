@@ -17,9 +17,13 @@ import (
 
 // sameCopies reads the legs directly from the drives, bypassing all of Weft. The in-sync legs
 // of a column must be equal once nobody writes and the differences left by a crash are
-// repaired.
+// repaired. Thin legs are found through a map, which this reader does not know: their copies are
+// compared by reading while each target is down (equalCopies).
 func (c *cluster) sameCopies() {
 	c.t.Helper()
+	if c.thin {
+		return
+	}
 	c.eventually("the same on all copies", c.compareCopies)
 }
 

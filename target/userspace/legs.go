@@ -191,6 +191,8 @@ func (l *Legs) leaveFailed(name string) error {
 }
 
 // load opens the drive under a table, which replaces another one unless that is nil.
+//
+// Branches: one for each kind of table, and one for each error.
 func (l *Legs) load(t dm.Table, before *table) (_ *table, retErr error) {
 	if err := t.Check(); err != nil {
 		return nil, err
