@@ -3568,6 +3568,7 @@ type GetCapacityRequest struct {
 	Spread        string                 `protobuf:"bytes,4,opt,name=spread,proto3" json:"spread,omitempty"`
 	Topology      []*Segment             `protobuf:"bytes,5,rep,name=topology,proto3" json:"topology,omitempty"`
 	Integrity     bool                   `protobuf:"varint,6,opt,name=integrity,proto3" json:"integrity,omitempty"`
+	Thin          bool                   `protobuf:"varint,7,opt,name=thin,proto3" json:"thin,omitempty"` // the answer is what drives may still promise, which is more than they have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3640,6 +3641,13 @@ func (x *GetCapacityRequest) GetTopology() []*Segment {
 func (x *GetCapacityRequest) GetIntegrity() bool {
 	if x != nil {
 		return x.Integrity
+	}
+	return false
+}
+
+func (x *GetCapacityRequest) GetThin() bool {
+	if x != nil {
+		return x.Thin
 	}
 	return false
 }
@@ -5367,14 +5375,15 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
 	"\x14_scrub_every_secondsB\x19\n" +
 	"\x17_scrub_bytes_per_secondB\x1b\n" +
-	"\x19_rebuild_bytes_per_second\"\xbe\x01\n" +
+	"\x19_rebuild_bytes_per_second\"\xd2\x01\n" +
 	"\x12GetCapacityRequest\x12\x16\n" +
 	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
 	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +
 	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06spread\x18\x04 \x01(\tR\x06spread\x12,\n" +
 	"\btopology\x18\x05 \x03(\v2\x10.weft.v1.SegmentR\btopology\x12\x1c\n" +
-	"\tintegrity\x18\x06 \x01(\bR\tintegrity\"\x97\x01\n" +
+	"\tintegrity\x18\x06 \x01(\bR\tintegrity\x12\x12\n" +
+	"\x04thin\x18\a \x01(\bR\x04thin\"\x97\x01\n" +
 	"\bCapacity\x12'\n" +
 	"\x0favailable_bytes\x18\x01 \x01(\x04R\x0eavailableBytes\x120\n" +
 	"\x14maximum_volume_bytes\x18\x02 \x01(\x04R\x12maximumVolumeBytes\x120\n" +
