@@ -122,6 +122,13 @@ func (l *Label) reserve(extents ...uint32) {
 	l.Reserve = runsOf(all)
 }
 
+// Alone reports whether a mapped leg is the last one of its tree, which goes with it.
+func (l *Label) Alone(leg *pb.LegLabel) bool {
+	return !slices.ContainsFunc(l.Legs, func(o *pb.LegLabel) bool {
+		return o.GetTreeId() == leg.GetTreeId() && o.GetLegId() != leg.GetLegId()
+	})
+}
+
 // uproot returns the extents of trees without legs to the reserve.
 func (l *Label) uproot() {
 	l.Trees = slices.DeleteFunc(l.Trees, func(t *pb.TreeLabel) bool {

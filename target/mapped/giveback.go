@@ -39,6 +39,27 @@ func (t *Tree) GiveBack(keep block.Size) (has []uint32, err error) {
 	return append([]uint32{home}, others...), nil
 }
 
+// Wipe makes the extents of a tree nobody's: nothing on them says any more that there was a tree. It
+// must not be open. A Wipe that was cut off is repeated; the tree may not be there any more then.
+func Wipe(p Place) error {
+	if err := p.check(); err != nil {
+		return fmt.Errorf("wipe tree %v: %w", p.Tree, err)
+	}
+	at := []int64{p.offset(p.home()) + superAt[0], p.offset(p.home()) + superAt[1]}
+	for _, e := range p.Extents {
+		at = append(at, p.offset(e))
+	}
+	for _, off := range at {
+		if err := block.WriteAt(p.Device, make([]byte, unit), off); err != nil {
+			return fmt.Errorf("wipe tree %v: %w", p.Tree, err)
+		}
+	}
+	if err := block.Flush(p.Device); err != nil {
+		return fmt.Errorf("wipe tree %v: %w", p.Tree, err)
+	}
+	return nil
+}
+
 // wipe clears the heads of extents, so that nobody takes them for a tree's.
 func (t *Tree) wipe(extents []uint32) error {
 	for _, e := range extents {

@@ -133,6 +133,13 @@ func open(p Place) (*Tree, error) {
 		return nil, err
 	}
 	t := newTree(p)
+	if t.volatile {
+		// The process before this one may have ended without a flush. What it made free may be used at
+		// once now, and what it replaced may be cleared, so that has to be durable.
+		if err := block.Flush(t.below); err != nil {
+			return nil, fmt.Errorf("flush before it is read: %w", err)
+		}
+	}
 	// The order matters: a superblock that was not finished is gone before anything depends on it.
 	if err := t.openSuper(); err != nil {
 		return nil, err

@@ -36,7 +36,9 @@ type Drives struct {
 	calls     func(path string, kernel Calls) Calls
 	label     func(path string, m drive.Medium) drive.Medium
 	losses    lossNotes
-	hungry    func() // a tree needs space; may be nil
+	hungry    func()        // a tree needs space; may be nil
+	ending    chan struct{} // closed when no I/O is to wait here any more
+	end       sync.Once
 	log       *slog.Logger
 
 	mu      sync.Mutex
@@ -86,7 +88,7 @@ func newDrives(c Config) *Drives {
 	}
 	return &Drives{
 		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
-		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry,
+		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, ending: make(chan struct{}),
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 		unnoted: map[block.DriveID]uint32{},
 	}

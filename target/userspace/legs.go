@@ -110,7 +110,7 @@ func (l *Legs) reload(d dm.Device) error {
 		return err
 	}
 	before := l.tableOf(d.Name)
-	if before.otherDrive(d.Table) { // two at once would spoil one another's checksums
+	if before.otherDrive(d.Table) { // two at once would spoil one another's checksums or map
 		if err := l.unload(d.Name); err != nil {
 			return err
 		}
@@ -142,10 +142,15 @@ func (l *Legs) tableOf(name string) *table {
 	return nil
 }
 
-// otherDrive reports whether a leg with checksums is to be mapped on another drive than it is on.
+// otherDrive reports whether a leg with checksums, or one in a tree, is to be mapped on another drive
+// than it is on.
 func (t *table) otherDrive(next dm.Table) bool {
 	if t == nil || len(next) == 0 {
 		return false
+	}
+	if _, inTree := t.below.(*mappedLeg); inTree {
+		number, _, _, _ := parseMapped(next)
+		return number != t.number
 	}
 	_, sums := t.below.(*checked)
 	device, _, _ := placeOf(next[0].Target)
@@ -323,8 +328,9 @@ func (l *Legs) Device(name string) (block.Device, error) {
 	return nil, errNoDevice
 }
 
-// Close unmaps all legs, side by side: it waits for each one's I/O, and drives may hang. Legs with
-// checksums write them until ctx ends.
+// Close unmaps all legs, side by side: it waits for each one's I/O, and for what is done to its tree.
+// Drives may hang: when ctx ends, the legs that are left go on being unmapped. Legs with checksums write
+// them until ctx ends.
 func (l *Legs) Close(ctx context.Context) error {
 	l.mu.Lock()
 	all := l.mapped
@@ -335,8 +341,13 @@ func (l *Legs) Close(ctx context.Context) error {
 		go func() { ends <- m.linear.swap(nil).retireUntil(ctx) }()
 	}
 	var errs []error
-	for range all {
-		errs = append(errs, <-ends)
+	for left := len(all); left > 0; left-- {
+		select {
+		case err := <-ends:
+			errs = append(errs, err)
+		case <-ctx.Done():
+			return errors.Join(append(errs, fmt.Errorf("%d legs are still mapped: %w", left, context.Cause(ctx)))...)
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -203,16 +203,36 @@ func (d *Disk) ShrinkTree(id string, keep block.Size) error {
 	})
 }
 
-// FreeLeg removes a leg from the label. Its tree must not be open, if it is the last leg there.
+// FreeLeg removes a leg from the label, and its tree with its last leg. The tree must not be open.
 func (d *Disk) FreeLeg(id block.LegID) error {
 	return d.inTurn(func() error {
-		if leg := d.Label().Leg(id); leg != nil && drive.Mapped(leg) {
+		label := d.Label()
+		if leg := label.Leg(id); leg != nil && drive.Mapped(leg) {
 			if open := d.held.trees.get(leg.GetTreeId()); open != nil {
 				return fmt.Errorf("free leg %v: its tree is open", id)
+			}
+			if label.Alone(leg) {
+				if err := d.wipe(label, leg.GetTreeId()); err != nil {
+					return fmt.Errorf("free leg %v: %w", id, err)
+				}
 			}
 		}
 		return d.Drive.RemoveLeg(id)
 	})
+}
+
+// wipe makes the extents of a tree nobody's, while the label still keeps them from others.
+func (d *Disk) wipe(label *drive.Label, tree string) error {
+	device, err := d.held.drives.Device(d.held.number)
+	if err != nil {
+		return err
+	}
+	defer device.Close() //nolint:errcheck // the disk is open, so this is not its last user
+	place, err := d.held.place(label, tree, device)
+	if err != nil {
+		return err
+	}
+	return mapped.Wipe(place)
 }
 
 // inTurn does something that concerns trees.
@@ -273,6 +293,7 @@ func (h *held) openTree(id string) (*openTree, error) {
 		return nil, errors.Join(err, device.Close())
 	}
 	o := &openTree{Tree: tree, device: device, legs: map[block.LegID]*openLeg{}}
+	o.hungry.Store(tree.Space().Free == 0) // its writers did not stop waiting when the last process ended
 	h.trees.mu.Lock()
 	defer h.trees.mu.Unlock()
 	if h.trees.open == nil {
@@ -360,6 +381,8 @@ func (m *mappedLeg) wait(io *block.IO, ended func(*block.IO)) bool {
 			io.Err = nil
 			m.Leg.Submit(io)
 		case <-timer.C:
+			ended(io)
+		case <-m.held.drives.ending: // the next process is waiting
 			ended(io)
 		}
 	}()
