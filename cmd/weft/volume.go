@@ -309,17 +309,26 @@ func taken(v *pb.Volume) string {
 	if v.GetThin() {
 		return cli.Size(v.GetUsedBytes())
 	}
-	var extents uint64
+	var sum uint64
 	for _, leg := range v.GetLegs() {
-		for _, e := range leg.GetExtents() {
-			extents += uint64(e.GetCount())
-		}
+		sum += extentsOf(leg)
 	}
-	if extents == 0 {
+	if sum == 0 {
 		return ""
 	}
-	return cli.Size(extents * uint64(block.ExtentSize))
+	return cli.Size(sum)
 }
+
+// extentsOf is the size of a leg's own extents; a leg of a thin volume has none.
+func extentsOf(leg *pb.Leg) (sum uint64) {
+	for _, e := range leg.GetExtents() {
+		sum += uint64(e.GetCount()) * uint64(block.ExtentSize)
+	}
+	return sum
+}
+
+// legTakes is the drive space that a leg occupies.
+func legTakes(leg *pb.Leg) string { return cli.Size(max(extentsOf(leg), leg.GetUsedBytes())) }
 
 // volumeSize is the exact size, plus the size to which the volume is growing.
 func volumeSize(v *pb.Volume) string {
@@ -372,10 +381,10 @@ func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
 	for _, leg := range legs {
 		rows = append(rows, []string{
 			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), cli.ShortID(leg.GetId()), pb.Word(leg.GetState()),
-			leg.GetNode(), cli.ShortID(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
+			leg.GetNode(), cli.ShortID(leg.GetDriveId()), legTakes(leg), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
 		})
 	}
-	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
+	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE SPACE REVISION SINCE REASON", rows...)
 }
 
 // describeScrubs lists the last scrubs of a volume, newest first.

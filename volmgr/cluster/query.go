@@ -227,6 +227,8 @@ func (s *State) volumeView(v *Volume) Volume {
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
+		case l.Full:
+			l.Reason = "writes to new places wait: its drive is full"
 		}
 	}
 	return view

@@ -250,7 +250,8 @@ func (t *tx) spaceReported(r *TargetReport) {
 		t.spaces[r.Drives[i].Drive] = true
 	}
 	for _, l := range r.Legs {
-		if was := t.s.fullLegs[l.Leg]; was != l.Full {
+		// One that is not ready says nothing: its target has just begun, and does not know.
+		if was := t.s.fullLegs[l.Leg]; was != l.Full && (l.Full || l.Ready) {
 			t.noteSpace(r.Node, l)
 		}
 	}
@@ -295,6 +296,10 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 		r := on.legs.Get(l.ID)
 		used += r.Used
 		if !r.Full {
+			if seen := s.driveView(d); d.Full > 0 {
+				e.Facts = append(e.Facts, fmt.Sprintf("%s, with %v, is nearly full: %s of %s are left; when none is, writes to places that were never written wait",
+					d.object(), l, (seen.Capacity-min(seen.Capacity, seen.Allocated)).Short(), seen.Capacity.Short()))
+			}
 			continue
 		}
 		e.Waits = append(e.Waits, fmt.Sprintf("space for %v: writes to places that were never written wait, and nothing is lost; %s is full", l, d.object()))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
 )
@@ -29,6 +30,8 @@ type thinTarget struct {
 	trees      map[block.UUID][]image.Extent
 	reserve    []image.Extent
 	generation uint64
+	begins     bool // it has just started, and has not opened its trees
+	full       bool // writes wait
 }
 
 func newThinTarget(t *testing.T, extents uint32) *thinTarget {
@@ -116,7 +119,7 @@ func (x *thinTarget) report() {
 	}
 	for id, w := range x.legs {
 		d.Legs = append(d.Legs, evidence.LegLabel{Leg: id, Image: w.Image, Zeroed: true, Volume: w.Volume})
-		r.Legs = append(r.Legs, LegReport{Leg: id, Ready: true, Zeroed: w.Size, Size: w.Size})
+		r.Legs = append(r.Legs, LegReport{Leg: id, Ready: !x.begins, Zeroed: w.Size, Size: w.Size, Full: x.full})
 	}
 	r.Drives = []DriveReport{d}
 	x.must(TargetReported{Session: 1, Report: r})
@@ -256,6 +259,73 @@ func TestADrivePromisesTenTimesItsSize(t *testing.T) {
 	if v, err := x.s.Volume("large"); err != nil || v.Size != 245*block.GiB {
 		t.Errorf("after the expansion: %v, %v", v.Size, err)
 	}
+}
+
+// Kubernetes is told what may be promised: the drive has less.
+func TestTheCapacityForThinVolumesIsWhatMayBePromised(t *testing.T) {
+	x := newThinTarget(t, 100)
+	if err := x.create("thin", true, 40*block.GiB, 1); err != nil {
+		t.Fatal(err)
+	}
+	x.settles()
+	c, err := x.s.Capacity(CreateVolume{Copies: 1, Stripes: 1, Thin: true})
+	if want := 210 * block.GiB; err != nil || c.Available != want || c.Maximum != want {
+		t.Errorf("for thin volumes: %v, at most %v, %v; want %v", c.Available, c.Maximum, err, want)
+	}
+	if c, err := x.s.Capacity(CreateVolume{Copies: 1, Stripes: 1}); err != nil || c.Available >= 25*block.GiB {
+		t.Errorf("for other volumes: %v, %v; want less than the drive has", c.Available, err)
+	}
+}
+
+// A volume tells once that its writes wait and once that they go on, also if its target begins anew
+// meanwhile; before that it says that its drive is nearly full.
+func TestAFullDriveIsToldOnce(t *testing.T) {
+	x := newThinTarget(t, 100)
+	if err := x.create("thin", true, 100*block.GiB, 1); err != nil {
+		t.Fatal(err)
+	}
+	x.settles()
+	told := func(want ...string) {
+		t.Helper()
+		x.report()
+		var got []string
+		for _, e := range x.s.Events("volume thin", 0, 100) {
+			if e.Kind == event.VolumeFull || e.Kind == event.VolumeRoom {
+				got = append(got, e.Kind)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("events %v, want %v", got, want)
+		}
+	}
+	explained := func(want string) {
+		t.Helper()
+		e, err := x.s.Explain("thin")
+		if text := fmt.Sprint(e); err != nil || !strings.Contains(text, want) {
+			t.Errorf("explained as %s, %v; want %q", text, err, want)
+		}
+	}
+	for tree := range x.trees {
+		for range 82 {
+			x.grows(tree)
+			x.settles()
+		}
+	}
+	x.must(Tick{}) // notices it
+	explained("is nearly full")
+	told()
+	x.full = true
+	told(event.VolumeFull)
+	explained("space for leg 0.0")
+	if v, err := x.s.Volume("thin"); err != nil || !strings.Contains(v.Legs[0].Reason, "its drive is full") || v.Health != Healthy {
+		t.Errorf("the leg says %q, and the volume is %v, %v", v.Legs[0].Reason, v.Health, err)
+	}
+	x.begins, x.full = true, false
+	told(event.VolumeFull)
+	x.begins, x.full = false, true
+	told(event.VolumeFull)
+	x.full = false
+	told(event.VolumeFull, event.VolumeRoom)
 }
 
 func TestThinLegsGoWhereTheyAreServed(t *testing.T) {
