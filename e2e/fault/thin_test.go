@@ -5,6 +5,7 @@ package fault
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/treecheck"
 )
 
 // thin gives a cluster drives of seven extents, and its volume more than twice the size.
@@ -192,4 +194,181 @@ func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
 		m.holdsWithout(m.first, 2, 1, 600*256)
 		m.holds("c1", 1, 0, 300*256, 301*256)
 	})
+}
+
+// The comparison of thin copies notices a byte that differs, and a record that one copy has lost.
+func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
+	mirrored(t, thin(t), func(m *mirror) {
+		m.put("c1", 1, 0, 300*256)
+		m.flush("c1")
+		m.sameCopies()
+		l := m.leg(m.first)
+		id, err := block.ParseUUID(l.GetId())
+		if err != nil {
+			t.Fatal(err)
+		}
+		drive := m.first.platter.file
+		tree, err := treeOn(drive, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		home := treecheck.FirstExtent + int64(tree.Home)*int64(block.ExtentSize)
+		// The first chunk that is written is in slot 3, and slot n has its record at n times 64.
+		for what, at := range map[string]struct{ off, n int64 }{
+			"differs at unit 0":  {home + 3<<20 + 100, 1},
+			"copies of the reco": {home + 64<<10 + 3*64, 64},
+		} {
+			m.first.platter.set(func() {
+				was := make([]byte, 64)
+				_, err := drive.ReadAt(was, at.off)
+				both := []int64{at.off}
+				if at.n == 64 {
+					both = append(both, at.off+448<<10)
+				}
+				for _, off := range both {
+					_, wrong := drive.WriteAt(bytes.Repeat([]byte{0xa5}, int(at.n)), off)
+					err = errors.Join(err, wrong)
+				}
+				if found := m.compareCopies(t.Context()); found == nil || !strings.Contains(found.Error(), what) {
+					t.Errorf("the comparison says %v, want %q", found, what)
+				}
+				for _, off := range both {
+					_, wrong := drive.WriteAt(was[:at.n], off)
+					err = errors.Join(err, wrong)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+		m.sameCopies()
+	})
+}
+
+// The process of a target that serves a thin leg is replaced by its next one while the leg's tree
+// grows, again and again: no write waits for longer than 0.1 s, no copy falls behind, and both trees
+// have everything. Then the drives are full: a write waits through the handovers of both targets, and
+// goes on when there is space, although one of the next processes has died.
+func TestThinLegsAreHandedOverUnderWrites(t *testing.T) {
+	mirrored(t, thin(t), func(m *mirror) {
+		m.attachedAndHealthy()
+		before := m.revisions()
+		device := m.users.device("c1").volume
+		stop, ended := make(chan struct{}), make(chan int64)
+		var longest time.Duration
+		go func() { // to new places, and to old ones
+			var n int64
+			for ; !closed(stop); n++ {
+				began := time.Now()
+				for _, at := range []int64{n << 20, n/2<<20 + unit} {
+					if err := block.WriteAt(device, edition(uint64(n)+1), at); err != nil {
+						t.Errorf("chunk %d: %v", n, err)
+					}
+				}
+				longest = max(longest, time.Since(began))
+				time.Sleep(5 * time.Millisecond)
+			}
+			ended <- n
+		}()
+		for range 6 {
+			for _, h := range []*targetHost{m.first, m.second} {
+				h.handOver(true)
+				time.Sleep(200 * time.Millisecond)
+			}
+		}
+		close(stop)
+		n := <-ended
+		if n < 256 {
+			t.Errorf("%d chunks were written: no tree had to grow", n)
+		}
+		if longest > 100*time.Millisecond {
+			t.Errorf("the longest of %d writes took %v", 2*n, longest)
+		}
+		if after := m.revisions(); !slices.Equal(after, before) {
+			t.Errorf("the legs were %v, and are %v", before, after)
+		}
+		m.sameCopies()
+
+		written := make(chan int64, 8)
+		go m.chunks(7, n, 2100, written)
+		last, stopped := stops(written, 20*time.Second)
+		if !stopped {
+			t.Fatalf("no drive is full after chunk %d", last)
+		}
+		for _, h := range []*targetHost{m.second, m.first, m.second} {
+			began := time.Now()
+			h.handOver(true)
+			if err := block.ReadAt(device, make([]byte, unit), 0); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > 200*time.Millisecond {
+				t.Errorf("%v hands over a full drive, and a read is answered after %v", h, took)
+			}
+			if more, stopped := stops(written, 10*time.Second); !stopped || more > 0 {
+				t.Errorf("chunk %d was written on a full drive", more)
+			}
+		}
+		m.told("volume.full", 2)
+		m.told("volume.room", 0)
+		if after := m.revisions(); !slices.Equal(after, before) {
+			t.Errorf("the legs were %v, and are %v, with full drives", before, after)
+		}
+		m.second.handOver(false)
+		m.discard(0, 50)
+		if more, _ := stops(written, 20*time.Second); more < last+40 {
+			t.Errorf("after 50 chunks were discarded, writes stop after chunk %d; before it was %d", more, last)
+		}
+		m.attachedAndHealthy()
+		m.sameCopies()
+		m.discard(n+1, n+900)
+		if more, stopped := stops(written, 20*time.Second); stopped {
+			t.Errorf("most is discarded, and writes stop after chunk %d", more)
+		}
+		m.attachedAndHealthy()
+		m.sameCopies()
+		for _, lost := range []*targetHost{m.first, m.second} {
+			m.attachedAndHealthy()
+			lost.kill()
+			for c := int64(50); c < n; c++ {
+				m.holdsAt("c1", uint64(c)+1, c<<20)
+			}
+			lost.start()
+		}
+	})
+}
+
+// holdsAt checks that a unit is of an edition.
+func (m *mirror) holdsAt(client string, number uint64, at int64) {
+	m.t.Helper()
+	got := make([]byte, unit)
+	if err := block.ReadAt(m.users.device(client).volume, got, at); err != nil || !bytes.Equal(got, edition(number)) {
+		m.t.Errorf("at %d is %s, want edition %d: %v", at, numbers(got), number, err)
+	}
+}
+
+// told checks how many events of a kind there are.
+func (m *mirror) told(kind string, want int) {
+	m.t.Helper()
+	events, err := m.operator.ListEvents(m.t.Context(), &pb.ListEventsRequest{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	n := 0
+	for _, e := range events.GetEvents() {
+		if e.GetKind() == kind {
+			n++
+		}
+	}
+	if n != want {
+		m.t.Errorf("%d events %s, want %d", n, kind, want)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
