@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +38,7 @@ type Drives struct {
 	label     func(path string, m drive.Medium) drive.Medium
 	losses    lossNotes
 	hungry    func()        // a tree needs space; may be nil
+	fullFor   time.Duration // how long a write waits for space here
 	ending    chan struct{} // closed when no I/O is to wait here any more
 	end       sync.Once
 	log       *slog.Logger
@@ -88,7 +90,7 @@ func newDrives(c Config) *Drives {
 	}
 	return &Drives{
 		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
-		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, ending: make(chan struct{}),
+		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, fullFor: fullFor, ending: make(chan struct{}),
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 		unnoted: map[block.DriveID]uint32{},
 	}

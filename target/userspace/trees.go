@@ -374,7 +374,7 @@ func (m *mappedLeg) wait(io *block.IO, ended func(*block.IO)) bool {
 		m.held.drives.hungry()
 	}
 	go func() {
-		timer := time.NewTimer(fullFor)
+		timer := time.NewTimer(m.held.drives.fullFor)
 		defer timer.Stop()
 		select {
 		case <-full.Freed():
