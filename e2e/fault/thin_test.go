@@ -5,7 +5,6 @@ package fault
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -213,33 +212,31 @@ func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
 			t.Fatal(err)
 		}
 		home := treecheck.FirstExtent + int64(tree.Home)*int64(block.ExtentSize)
-		// The first chunk that is written is in slot 3, and slot n has its record at n times 64.
-		for what, at := range map[string]struct{ off, n int64 }{
-			"differs at unit 0":  {home + 3<<20 + 100, 1},
-			"copies of the reco": {home + 64<<10 + 3*64, 64},
-		} {
+		was := make([]byte, 64)
+		put := func(p []byte, at ...int64) {
 			m.first.platter.set(func() {
-				was := make([]byte, 64)
-				_, err := drive.ReadAt(was, at.off)
-				both := []int64{at.off}
-				if at.n == 64 {
-					both = append(both, at.off+448<<10)
-				}
-				for _, off := range both {
-					_, wrong := drive.WriteAt(bytes.Repeat([]byte{0xa5}, int(at.n)), off)
-					err = errors.Join(err, wrong)
-				}
-				if found := m.compareCopies(t.Context()); found == nil || !strings.Contains(found.Error(), what) {
-					t.Errorf("the comparison says %v, want %q", found, what)
-				}
-				for _, off := range both {
-					_, wrong := drive.WriteAt(was[:at.n], off)
-					err = errors.Join(err, wrong)
-				}
-				if err != nil {
-					t.Fatal(err)
+				for _, off := range at {
+					if _, err := drive.WriteAt(p, off); err != nil {
+						t.Error(err)
+					}
 				}
 			})
+		}
+		// The first chunk that is written is in slot 3, and slot n has its records at n times 64 in both
+		// tables.
+		record := home + 64<<10 + 3*64
+		for what, at := range map[string][]int64{
+			"differs at unit 0":             {home + 3<<20 + 100},
+			"both copies of the record are": {record, record + 448<<10},
+		} {
+			if _, err := drive.ReadAt(was, at[0]); err != nil {
+				t.Fatal(err)
+			}
+			put(bytes.Repeat([]byte{0xa5}, len(was)), at...)
+			if found := m.compareCopies(t.Context()); found == nil || !strings.Contains(found.Error(), what) {
+				t.Errorf("the comparison says %v, want %q", found, what)
+			}
+			put(was, at...)
 		}
 		m.sameCopies()
 	})
