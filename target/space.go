@@ -54,7 +54,9 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 		return fmt.Sprintf("drive %v has no extent left for thin volumes", w.drive)
 	}
 	tree := d.trees[w.GetTreeId()]
-	report.UsedBytes, report.Full = uint64(tree.Used), tree.Full
+	report.UsedBytes = uint64(tree.Used)
+	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
+	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again
 	return ""
 }

@@ -83,7 +83,7 @@ func (m *mirror) thinSpace() (used, granted block.Size) {
 // full. They wait; no copy is lost; what is discarded, or freed by another volume, is used.
 func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
 	mirrored(t, thin(t), func(m *mirror) {
-		if _, err := m.operator.CreateVolume(m.t.Context(), &pb.CreateVolumeRequest{Name: "plain", SizeBytes: uint64(512 * block.MiB), Copies: 2, Stripes: 1}); err != nil {
+		if _, err := m.operator.CreateVolume(context.Background(), &pb.CreateVolumeRequest{Name: "plain", SizeBytes: uint64(512 * block.MiB), Copies: 2, Stripes: 1}); err != nil {
 			t.Fatal(err)
 		}
 		m.attachedAndHealthy()
@@ -125,7 +125,7 @@ func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
 		if !stopped || more < last+99 || more > last+102 {
 			t.Errorf("after 100 chunks were discarded, writes stop (%v) after chunk %d; before it was %d", stopped, more, last)
 		}
-		if _, err := m.operator.DeleteVolume(m.t.Context(), &pb.DeleteVolumeRequest{Volume: "plain"}); err != nil {
+		if _, err := m.operator.DeleteVolume(context.Background(), &pb.DeleteVolumeRequest{Volume: "plain"}); err != nil {
 			t.Fatal(err)
 		}
 		last = more
@@ -144,7 +144,7 @@ func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
 			return nil
 		})
 		m.attachedAndHealthy()
-		events, err := m.operator.ListEvents(m.t.Context(), &pb.ListEventsRequest{})
+		events, err := m.operator.ListEvents(context.Background(), &pb.ListEventsRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -233,7 +233,7 @@ func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
 				t.Fatal(err)
 			}
 			put(bytes.Repeat([]byte{0xa5}, len(was)), at...)
-			if found := m.compareCopies(t.Context()); found == nil || !strings.Contains(found.Error(), what) {
+			if found := m.compareCopies(context.Background()); found == nil || !strings.Contains(found.Error(), what) {
 				t.Errorf("the comparison says %v, want %q", found, what)
 			}
 			put(was, at...)
@@ -346,7 +346,7 @@ func (m *mirror) holdsAt(client string, number uint64, at int64) {
 // told checks how many events of a kind there are.
 func (m *mirror) told(kind string, want int) {
 	m.t.Helper()
-	events, err := m.operator.ListEvents(m.t.Context(), &pb.ListEventsRequest{})
+	events, err := m.operator.ListEvents(context.Background(), &pb.ListEventsRequest{})
 	if err != nil {
 		m.t.Fatal(err)
 	}
