@@ -18,13 +18,11 @@ import (
 )
 
 // thin gives a cluster drives of seven extents, and its volume more than twice the size.
-func thin(t *testing.T) func(*cluster) {
-	return func(c *cluster) {
-		c.thin, c.size = true, 4*block.GiB
-		for _, h := range c.targets {
-			if err := os.Truncate(h.platter.file.Name(), 2<<30); err != nil {
-				t.Fatal(err)
-			}
+func thin(c *cluster) {
+	c.thin, c.size = true, 4*block.GiB
+	for _, h := range c.targets {
+		if err := os.Truncate(h.platter.file.Name(), 2<<30); err != nil {
+			panic(err)
 		}
 	}
 }
@@ -82,7 +80,7 @@ func (m *mirror) thinSpace() (used, granted block.Size) {
 // Writers fill a thin volume, without a manager as long as there is a reserve, until the drives are
 // full. They wait; no copy is lost; what is discarded, or freed by another volume, is used.
 func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
-	mirrored(t, thin(t), func(m *mirror) {
+	mirrored(t, thin, func(m *mirror) {
 		if _, err := m.operator.CreateVolume(context.Background(), &pb.CreateVolumeRequest{Name: "plain", SizeBytes: uint64(512 * block.MiB), Copies: 2, Stripes: 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +176,7 @@ func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
 // A copy that was away is brought up to date, and a new one made, without space for what was never
 // written.
 func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
-	mirrored(t, thin(t), func(m *mirror) {
+	mirrored(t, thin, func(m *mirror) {
 		m.put("c1", 1, 0, 1, 300*256, 301*256)
 		m.second.kill()
 		m.put("c1", 2, 1, 600*256)
@@ -197,7 +195,7 @@ func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
 
 // The comparison of thin copies notices a byte that differs, and a record that one copy has lost.
 func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
-	mirrored(t, thin(t), func(m *mirror) {
+	mirrored(t, thin, func(m *mirror) {
 		m.put("c1", 1, 0, 300*256)
 		m.flush("c1")
 		m.sameCopies()
@@ -247,7 +245,7 @@ func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
 // have everything. Then the drives are full: a write waits through the handovers of both targets, and
 // goes on when there is space, although one of the next processes has died.
 func TestThinLegsAreHandedOverUnderWrites(t *testing.T) {
-	mirrored(t, thin(t), func(m *mirror) {
+	mirrored(t, thin, func(m *mirror) {
 		m.attachedAndHealthy()
 		before := m.revisions()
 		device := m.users.device("c1").volume
