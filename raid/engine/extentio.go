@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"bytes"
 	"errors"
 
 	"weft.dev/weft/proto/block"
@@ -356,24 +355,13 @@ func (p *extentIO) issue(copy int, op block.Op, data []byte, e *effects) {
 // issueCopy sends what was read from another leg. Zeroes go to a thin leg as such, so that the copy of
 // what was never written takes no space.
 func (p *extentIO) issueCopy(copy int, data []byte, e *effects) {
-	if p.c.v.cfg.Thin && allZero(data) {
+	if p.c.v.cfg.Thin && block.AllZero(data) {
 		p.unmap = true
 		p.issue(copy, block.OpWriteZeroes, nil, e)
 		return
 	}
 	p.unmap = false
 	p.issue(copy, block.OpWrite, data, e)
-}
-
-func allZero(data []byte) bool {
-	for len(data) > 0 {
-		n := min(len(data), len(zeroes))
-		if !bytes.Equal(data[:n], zeroes[:n]) {
-			return false
-		}
-		data = data[n:]
-	}
-	return true
 }
 
 // send sends its next IO to the device.

@@ -167,7 +167,7 @@ func (t *Tree) openSuper() error {
 	}
 	best := 0
 	switch {
-	case got[0] == nil && got[1] == nil && allZero(raw[1]):
+	case got[0] == nil && got[1] == nil && block.AllZero(raw[1]):
 		return ErrUnfinished
 	case got[0] == nil && got[1] == nil:
 		return fmt.Errorf("%w: both copies of its superblock", ErrDamaged)
@@ -255,7 +255,7 @@ func (t *Tree) openTable(e *extent) (highest uint64, damaged []int, err error) {
 	want := make([]byte, tableSize)
 	for b := range e.blocks {
 		from, to := b*unit, (b+1)*unit
-		if allZero(raw[0][from:to]) && allZero(raw[1][from:to]) {
+		if block.AllZero(raw[0][from:to]) && block.AllZero(raw[1][from:to]) {
 			continue
 		}
 		records := new([perBlock]record)
@@ -320,15 +320,6 @@ func (t *Tree) repairTable(e *extent, raw [2][]byte, want []byte) error {
 		return nil
 	}
 	return block.Flush(t.below)
-}
-
-func allZero(b []byte) bool {
-	for ; len(b) >= recordSize; b = b[recordSize:] {
-		if !bytes.Equal(b[:recordSize], noRecord[:]) {
-			return false
-		}
-	}
-	return true
 }
 
 // index makes the chains. Of two records for one layer and chunk the newer counts, and the other is
