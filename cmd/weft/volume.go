@@ -65,9 +65,9 @@ A copy of a column is a leg: space on one drive. The legs of a column are on
 different nodes, or on nodes that differ in the --spread label. Creating an
 existing volume with the same parameters succeeds.
 
-A thin volume takes space only where it is written, and gives it back when that is
-discarded. All volumes together may be larger than the drives; a write that finds no
-space waits until there is some.
+A thin volume takes space only where it is written, and gives it back when that
+is discarded. All volumes together may be larger than the drives; a write that
+finds no space waits until there is some.
 
 A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
