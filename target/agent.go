@@ -96,6 +96,10 @@ type Config struct {
 	// nothing.
 	Support func(context.Context) []support.File
 
+	// Discovery is the TCP port at which the addresses of Portals answer discovery for the whole cluster;
+	// 0: none does.
+	Discovery uint16
+
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
 	// HandsOver: the process can start its next one, and end Run with ErrHandOver. The manager is told.
@@ -163,6 +167,7 @@ type Agent struct {
 	estate  Estate        // of the previous process, and then for the next one
 	settled chan struct{} // closed once the exports of the previous process are there again
 	letIn   func()        // lets hosts in then; nil: there is nothing to do
+	asked   sockets       // at which the previous process answered discovery
 }
 
 // kernel is everything that the agent touches; tests have their own.
@@ -307,11 +312,12 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
 	defer drives.closeAll()
-	defer func() { a.close(ctx, drives) }()
+	found := newDiscovery(a.config, a.takeDiscovery(), a.log)
+	defer func() { a.close(ctx, drives, found) }()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
 	a.counting.Store(a.kernel.counting)
-	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
+	g.Go(func() error { return a.reconcile(ctx, base, drives, health, found) })
 	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
@@ -321,13 +327,14 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	return g.Wait()
 }
 
-// close ends the exports. serving is the context that has ended.
-func (a *Agent) close(serving context.Context, drives *openDrives) {
+// close ends the exports and discovery. serving is the context that has ended.
+func (a *Agent) close(serving context.Context, drives *openDrives, found *discovery) {
 	limit := closeFor
 	if handsOver(serving) {
 		limit = handOverFor
-		a.leave(drives)
+		a.leave(drives, found)
 	}
+	found.close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
@@ -435,9 +442,10 @@ func (a *Agent) watch(ctx context.Context) error {
 }
 
 // reconcile runs the loop that makes all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor, found *discovery) error {
 	r := newReconciler(a, base, drives, health)
 	defer r.closeLists()
+	r.discovery = found
 	timer := beat.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {

@@ -58,15 +58,18 @@ const (
 // Estate is what an agent leaves to the next process of its node. It has keys of exports.
 type Estate struct {
 	told      *pb.TargetHandover
-	listeners map[block.Portal]net.Listener
+	listeners sockets
 }
+
+// sockets are listening sockets by where they listen.
+type sockets = map[block.Portal]net.Listener
 
 // handsOver reports whether a context has ended because the next process takes over.
 func handsOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrHandOver) }
 
 // leave notes what the next process takes over, when nothing acts for the manager any more, and stops
 // accepting connections.
-func (a *Agent) leave(drives *openDrives) {
+func (a *Agent) leave(drives *openDrives, found *discovery) {
 	e := Estate{told: &pb.TargetHandover{}}
 	if wanted := a.currentWanted(); wanted != nil {
 		e.told.Wanted = proto.CloneOf(wanted)
@@ -78,6 +81,7 @@ func (a *Agent) leave(drives *openDrives) {
 			a.log.Warn("not all portals stay open for the next process: hosts may be refused meanwhile", "err", err)
 		}
 	}
+	found.keep(&e)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.estate = e
@@ -103,6 +107,7 @@ func (a *Agent) Estate() Estate {
 
 // Inherit takes over what the previous process has left, before Run.
 func (a *Agent) Inherit(e Estate) error {
+	a.asked, e.listeners = splitDiscovery(a.config, e.listeners)
 	if a.kernel.adopt != nil {
 		if err := a.kernel.adopt(e); err != nil {
 			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close())
@@ -114,6 +119,12 @@ func (a *Agent) Inherit(e Estate) error {
 		a.settle()
 	}
 	return nil
+}
+
+// takeDiscovery returns the sockets at which the previous process answered discovery, once.
+func (a *Agent) takeDiscovery() sockets {
+	defer func() { a.asked = nil }()
+	return a.asked
 }
 
 // losses are the incarnations that the previous process could note nowhere.

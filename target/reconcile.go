@@ -30,6 +30,8 @@ type reconciler struct {
 	jobs   *jobs
 	legDir string
 
+	discovery *discovery
+
 	mapper  lazy[mapper]
 	exports lazy[exporter]
 	lists   *lists // nil: none are kept apart from the exports
@@ -97,6 +99,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.publish(s, p)
 		return false
 	}
+	r.discovery.tell(message)
 	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}
@@ -243,6 +246,7 @@ func (r *reconciler) authenticates(spoken bool) pb.Ability {
 
 func (r *reconciler) publish(s seen, p plan) {
 	problems := append(p.problems, r.jobs.problems()...)
+	problems = append(problems, r.discovery.problems()...)
 	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
 		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {

@@ -120,6 +120,7 @@ func pbNode(n cluster.Node) *pb.Node {
 		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
 		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
 		MaintainedUntil: pbTime(n.MaintainedUntil), StopWaitsFor: n.StopWaits, StopsIoOf: n.StopsIO,
+		Stock: n.Stock,
 	}
 }
 
@@ -266,6 +267,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
 		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
 		AuthenticatesWith: list(a.AuthenticatesWith, func(n block.NodeName) string { return string(n) }),
+		StockNqn:          string(a.StockNQN),
 	}
 }
 
@@ -369,7 +371,12 @@ func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 		Space: list(w.Space, func(s cluster.WantedSpace) *pb.WantedSpace {
 			return &pb.WantedSpace{DriveId: s.Drive.String(), Extents: list(s.Extents, pbExtent)}
 		}),
+		Discovery: list(w.Discovered, pbDiscovered), Discovers: w.Discovers,
 	}
+}
+
+func pbDiscovered(d cluster.Discovered) *pb.Discovered {
+	return &pb.Discovered{VolumeId: d.Volume.String(), HostNqn: string(d.Host), Nqn: string(d.NQN), Portal: pbPortal(d.Portal), Keys: pbKeys(d.Keys)}
 }
 
 func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {

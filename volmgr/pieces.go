@@ -51,7 +51,11 @@ func cutTarget(w *pb.TargetWanted) (head *pb.TargetWanted, all pieces[*pb.Target
 		p := piece(x.VolumeId)
 		p.Exports = append(p.Exports, x)
 	}
-	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term, MayStop: w.MayStop}, all
+	for _, d := range w.Discovery {
+		p := piece(d.VolumeId)
+		p.Discovery = append(p.Discovery, d)
+	}
+	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term, MayStop: w.MayStop, Discovers: w.Discovers}, all
 }
 
 func cutInitiator(w *pb.InitiatorWanted) (head *pb.InitiatorWanted, all pieces[*pb.InitiatorWanted]) {

@@ -19,7 +19,7 @@ import (
 
 func newNode(g *cli.Globals) *cobra.Command {
 	return cli.Group("node", "Manage nodes: the machines that run agents",
-		g.Watched(newNodeList(g)), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeRemove(g))
+		g.Watched(newNodeList(g)), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeAdd(g), newNodeRemove(g))
 }
 
 func newNodeList(g *cli.Globals) *cobra.Command {
@@ -43,7 +43,7 @@ func runNodeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) err
 		var rows [][]string
 		for _, n := range nodes.GetNodes() {
 			rows = append(rows, []string{
-				n.GetName(), agentText(out, n, n.GetTarget()), agentText(out, n, n.GetInitiator()),
+				n.GetName(), agentText(out, n, n.GetTarget()), initiatorText(out, n),
 				cli.Pairs(n.GetLabels()), portals(n.GetPortals()), problems(n),
 			})
 		}
@@ -64,6 +64,14 @@ func agentText(o *cli.Output, n *pb.Node, a *pb.AgentStatus) string {
 		return "online"
 	}
 	return "offline " + o.Age(a.GetSeen())
+}
+
+// initiatorText is agentText for initiators. A host that was added by hand has none.
+func initiatorText(o *cli.Output, n *pb.Node) string {
+	if n.GetStock() {
+		return "no agent"
+	}
+	return agentText(o, n, n.GetInitiator())
 }
 
 func portals(all []*pb.Portal) string {

@@ -1865,8 +1865,12 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool           `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
-	Space         []*WantedSpace `protobuf:"bytes,10,rep,name=space,proto3" json:"space,omitempty"` // drives that are not listed have none
+	MayStop bool           `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	Space   []*WantedSpace `protobuf:"bytes,10,rep,name=space,proto3" json:"space,omitempty"` // drives that are not listed have none
+	// What the target's discovery controller tells hosts, of the whole cluster.
+	Discovery []*Discovered `protobuf:"bytes,11,rep,name=discovery,proto3" json:"discovery,omitempty"`
+	// There are hosts without Weft's agent, so the target has a discovery controller.
+	Discovers     bool `protobuf:"varint,12,opt,name=discovers,proto3" json:"discovers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1971,6 +1975,20 @@ func (x *TargetWanted) GetSpace() []*WantedSpace {
 	return nil
 }
 
+func (x *TargetWanted) GetDiscovery() []*Discovered {
+	if x != nil {
+		return x.Discovery
+	}
+	return nil
+}
+
+func (x *TargetWanted) GetDiscovers() bool {
+	if x != nil {
+		return x.Discovers
+	}
+	return false
+}
+
 // WantedSpace lists the extents of a drive that the trees on it may have, besides those that they
 // have already. What no tree has is the drive's reserve. The target gives up what is not listed.
 type WantedSpace struct {
@@ -2025,6 +2043,84 @@ func (x *WantedSpace) GetExtents() []*Extent {
 	return nil
 }
 
+// Discovered is one subsystem that a host without Weft's agent may connect to, on this target or
+// another one.
+type Discovered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`       // of the subsystem
+	Portal        *Portal                `protobuf:"bytes,4,opt,name=portal,proto3" json:"portal,omitempty"` // one alone, since a host that had two paths could write twice
+	Keys          *ExportKeys            `protobuf:"bytes,5,opt,name=keys,proto3" json:"keys,omitempty"`     // what the host proves to discovery; the same in all entries of a host; unset: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discovered) Reset() {
+	*x = Discovered{}
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discovered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discovered) ProtoMessage() {}
+
+func (x *Discovered) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discovered.ProtoReflect.Descriptor instead.
+func (*Discovered) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Discovered) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Discovered) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetPortal() *Portal {
+	if x != nil {
+		return x.Portal
+	}
+	return nil
+}
+
+func (x *Discovered) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 // TargetHandover is what a target's process tells the next one, which takes over from it. It never
 // leaves the machine.
 type TargetHandover struct {
@@ -2041,7 +2137,7 @@ type TargetHandover struct {
 
 func (x *TargetHandover) Reset() {
 	*x = TargetHandover{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2149,7 @@ func (x *TargetHandover) String() string {
 func (*TargetHandover) ProtoMessage() {}
 
 func (x *TargetHandover) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2162,7 @@ func (x *TargetHandover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetHandover.ProtoReflect.Descriptor instead.
 func (*TargetHandover) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TargetHandover) GetWanted() *TargetWanted {
@@ -2115,7 +2211,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2223,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2236,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -2210,7 +2306,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2318,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2331,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2351,7 +2447,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2459,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2472,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2469,7 +2565,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2577,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2590,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2522,7 +2618,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2630,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2643,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2595,7 +2691,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2607,7 +2703,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2620,7 +2716,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2750,7 +2846,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2762,7 +2858,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2775,7 +2871,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2809,7 +2905,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2917,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2930,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2877,7 +2973,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2889,7 +2985,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2902,7 +2998,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -3045,7 +3141,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3153,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3166,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HealReport) GetRun() string {
@@ -3114,7 +3210,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3126,7 +3222,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3139,7 +3235,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -3180,7 +3276,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3288,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3301,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3240,7 +3336,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3348,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3361,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3363,7 +3459,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3375,7 +3471,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3388,7 +3484,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3422,7 +3518,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3434,7 +3530,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3447,7 +3543,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3515,7 +3611,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3623,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3636,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3562,7 +3658,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3670,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3683,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3617,7 +3713,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +3725,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3738,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3680,7 +3776,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +3788,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +3801,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3756,7 +3852,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3768,7 +3864,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3781,7 +3877,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3850,7 +3946,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3862,7 +3958,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3875,7 +3971,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -4017,7 +4113,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4029,7 +4125,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4042,7 +4138,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Scrub) GetId() string {
@@ -4107,7 +4203,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4215,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4228,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Hold) GetId() string {
@@ -4190,7 +4286,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4298,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4311,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4366,7 +4462,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4378,7 +4474,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4391,7 +4487,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4465,7 +4561,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4477,7 +4573,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4490,7 +4586,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4535,7 +4631,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4547,7 +4643,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4560,7 +4656,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4603,7 +4699,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4615,7 +4711,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4628,7 +4724,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4670,7 +4766,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +4778,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +4791,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4730,7 +4826,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4742,7 +4838,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4755,7 +4851,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4794,7 +4890,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4806,7 +4902,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4819,7 +4915,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4877,7 +4973,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +4985,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +4998,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4986,7 +5082,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5094,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5107,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -5064,7 +5160,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5172,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5185,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -5103,7 +5199,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5115,7 +5211,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5128,7 +5224,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -5161,7 +5257,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5269,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5282,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5384,7 +5480,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\x89\x03\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xda\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -5401,10 +5497,19 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
 	"\bmay_stop\x18\t \x01(\bR\amayStop\x12*\n" +
 	"\x05space\x18\n" +
-	" \x03(\v2\x14.weft.v1.WantedSpaceR\x05space\"S\n" +
+	" \x03(\v2\x14.weft.v1.WantedSpaceR\x05space\x121\n" +
+	"\tdiscovery\x18\v \x03(\v2\x13.weft.v1.DiscoveredR\tdiscovery\x12\x1c\n" +
+	"\tdiscovers\x18\f \x01(\bR\tdiscovers\"S\n" +
 	"\vWantedSpace\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12)\n" +
-	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\x8d\x02\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa8\x01\n" +
+	"\n" +
+	"Discovered\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x19\n" +
+	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\x10\n" +
+	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
+	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12'\n" +
+	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\x8d\x02\n" +
 	"\x0eTargetHandover\x12-\n" +
 	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +
 	"\adevices\x18\x02 \x03(\v2\x0f.weft.v1.DeviceR\adevices\x12;\n" +
@@ -5795,7 +5900,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5821,169 +5926,173 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*ExportReport)(nil),          // 21: weft.v1.ExportReport
 	(*TargetWanted)(nil),          // 22: weft.v1.TargetWanted
 	(*WantedSpace)(nil),           // 23: weft.v1.WantedSpace
-	(*TargetHandover)(nil),        // 24: weft.v1.TargetHandover
-	(*WantedDrive)(nil),           // 25: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 26: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 27: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 28: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 29: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 30: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 31: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 32: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 33: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 34: weft.v1.HealReport
-	(*CopyReport)(nil),            // 35: weft.v1.CopyReport
-	(*InUse)(nil),                 // 36: weft.v1.InUse
-	(*ScrubReport)(nil),           // 37: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 38: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 39: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 40: weft.v1.Copies
-	(*HoldReport)(nil),            // 41: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 42: weft.v1.GaveUp
-	(*LegLink)(nil),               // 43: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 44: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 45: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 46: weft.v1.Scrub
-	(*Hold)(nil),                  // 47: weft.v1.Hold
-	(*WantedLink)(nil),            // 48: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 49: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 50: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 51: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 52: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 53: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 54: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 55: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 56: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 57: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 58: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 59: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 60: weft.v1.SupportAnswer
-	nil,                           // 61: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 62: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 63: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 64: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 65: weft.v1.Portal
-	(*Device)(nil),                // 66: weft.v1.Device
-	(*Problem)(nil),               // 67: weft.v1.Problem
-	(*Extent)(nil),                // 68: weft.v1.Extent
-	(ImageKind)(0),                // 69: weft.v1.ImageKind
-	(*Layout)(nil),                // 70: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 71: google.protobuf.Timestamp
-	(*Host)(nil),                  // 72: weft.v1.Host
-	(AttachMode)(0),               // 73: weft.v1.AttachMode
-	(*Place)(nil),                 // 74: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 75: google.protobuf.Duration
-	(LegState)(0),                 // 76: weft.v1.LegState
+	(*Discovered)(nil),            // 24: weft.v1.Discovered
+	(*TargetHandover)(nil),        // 25: weft.v1.TargetHandover
+	(*WantedDrive)(nil),           // 26: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 27: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 28: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 29: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 30: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 31: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 32: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 33: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 34: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 35: weft.v1.HealReport
+	(*CopyReport)(nil),            // 36: weft.v1.CopyReport
+	(*InUse)(nil),                 // 37: weft.v1.InUse
+	(*ScrubReport)(nil),           // 38: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 39: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 40: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 41: weft.v1.Copies
+	(*HoldReport)(nil),            // 42: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 43: weft.v1.GaveUp
+	(*LegLink)(nil),               // 44: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 45: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 46: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 47: weft.v1.Scrub
+	(*Hold)(nil),                  // 48: weft.v1.Hold
+	(*WantedLink)(nil),            // 49: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 50: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 51: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 52: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 53: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 54: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 55: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 56: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 57: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 58: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 59: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 60: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 61: weft.v1.SupportAnswer
+	nil,                           // 62: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 63: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 64: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 65: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 66: weft.v1.Portal
+	(*Device)(nil),                // 67: weft.v1.Device
+	(*Problem)(nil),               // 68: weft.v1.Problem
+	(*Extent)(nil),                // 69: weft.v1.Extent
+	(ImageKind)(0),                // 70: weft.v1.ImageKind
+	(*Layout)(nil),                // 71: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
+	(*Host)(nil),                  // 73: weft.v1.Host
+	(AttachMode)(0),               // 74: weft.v1.AttachMode
+	(*Place)(nil),                 // 75: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
+	(LegState)(0),                 // 77: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	61, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	65, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	66, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	19, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	20, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	21, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	67, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
-	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	17, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	15, // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	68, // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	68, // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	68, // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	68, // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	18, // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	69, // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	70, // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	62, // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	71, // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	25, // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	26, // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	20, // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	27, // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	9,  // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	23, // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
-	68, // 30: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	22, // 31: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	66, // 32: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	63, // 33: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	65, // 34: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	68, // 35: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	18, // 36: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	69, // 37: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	72, // 38: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	29, // 39: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	28, // 40: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	64, // 41: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	72, // 42: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	33, // 43: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	67, // 44: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	31, // 45: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 46: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	32, // 47: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 48: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	43, // 49: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	42, // 50: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	41, // 51: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	36, // 52: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	37, // 53: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	35, // 54: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	34, // 55: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	39, // 56: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	39, // 57: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	38, // 58: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	40, // 59: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	40, // 60: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 61: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 62: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 63: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 64: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	45, // 65: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 66: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	70, // 67: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	73, // 68: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	48, // 69: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	47, // 70: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	46, // 71: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	74, // 72: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	38, // 73: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	75, // 74: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	76, // 75: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	65, // 76: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	28, // 77: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	72, // 78: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	50, // 79: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 80: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	71, // 81: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	53, // 82: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 83: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	56, // 84: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	57, // 85: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	57, // 86: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	57, // 87: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	57, // 88: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	57, // 89: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 90: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 91: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	30, // 92: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	49, // 93: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	52, // 94: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	55, // 95: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	60, // 96: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	22, // 97: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	44, // 98: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	51, // 99: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	54, // 100: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	58, // 101: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	59, // 102: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	97, // [97:103] is the sub-list for method output_type
-	91, // [91:97] is the sub-list for method input_type
-	91, // [91:91] is the sub-list for extension type_name
-	91, // [91:91] is the sub-list for extension extendee
-	0,  // [0:91] is the sub-list for field type_name
+	10,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	11,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	62,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	66,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	67,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	14,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	19,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	20,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	21,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	68,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	9,   // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
+	13,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
+	17,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	15,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	69,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	69,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	69,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	69,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	18,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	70,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	71,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	63,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	72,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	26,  // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	27,  // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	20,  // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	28,  // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	9,   // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	23,  // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	24,  // 30: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	69,  // 31: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	66,  // 32: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	29,  // 33: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	22,  // 34: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	67,  // 35: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	64,  // 36: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	66,  // 37: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	69,  // 38: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	18,  // 39: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	70,  // 40: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	73,  // 41: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	30,  // 42: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	29,  // 43: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	65,  // 44: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	73,  // 45: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	34,  // 46: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	68,  // 47: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	32,  // 48: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,   // 49: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	33,  // 50: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,   // 51: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	44,  // 52: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	43,  // 53: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	42,  // 54: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	37,  // 55: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	38,  // 56: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	36,  // 57: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	35,  // 58: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	40,  // 59: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	40,  // 60: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	39,  // 61: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	41,  // 62: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	41,  // 63: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,   // 64: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,   // 65: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,   // 66: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,   // 67: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	46,  // 68: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,   // 69: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	71,  // 70: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	74,  // 71: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	49,  // 72: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	48,  // 73: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	47,  // 74: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	75,  // 75: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	39,  // 76: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	76,  // 77: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	77,  // 78: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	66,  // 79: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	29,  // 80: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	73,  // 81: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	51,  // 82: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,   // 83: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	72,  // 84: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	54,  // 85: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,   // 86: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	57,  // 87: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	58,  // 88: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	58,  // 89: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	58,  // 90: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	58,  // 91: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	58,  // 92: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,   // 93: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12,  // 94: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	31,  // 95: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	50,  // 96: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	53,  // 97: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	56,  // 98: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	61,  // 99: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	22,  // 100: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	45,  // 101: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	52,  // 102: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	55,  // 103: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	59,  // 104: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	60,  // 105: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	100, // [100:106] is the sub-list for method output_type
+	94,  // [94:100] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5992,14 +6101,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[30].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

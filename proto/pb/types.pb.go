@@ -658,6 +658,7 @@ type Node struct {
 	// of I/O, and the volumes whose I/O waits all the same while it is off, each with the reason.
 	StopWaitsFor  []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
 	StopsIoOf     []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
+	Stock         bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"` // a host without Weft's agent: see AddHost
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -760,6 +761,13 @@ func (x *Node) GetStopsIoOf() []string {
 		return x.StopsIoOf
 	}
 	return nil
+}
+
+func (x *Node) GetStock() bool {
+	if x != nil {
+		return x.Stock
+	}
+	return false
 }
 
 // AgentStatus is what the volume manager knows of one agent.
@@ -2704,8 +2712,11 @@ type Attachment struct {
 	DeviceNumber     string                 `protobuf:"bytes,14,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the host's device: "253:4"; unlike a path it always identifies the device
 	// The targets that prove their identities to this host, as it does to them. Others are used without.
 	AuthenticatesWith []string `protobuf:"bytes,16,rep,name=authenticates_with,json=authenticatesWith,proto3" json:"authenticates_with,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The host has no agent of Weft and connects by itself: to this subsystem, which the discovery
+	// controllers of all targets name. Empty: it has an agent.
+	StockNqn      string `protobuf:"bytes,17,opt,name=stock_nqn,json=stockNqn,proto3" json:"stock_nqn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attachment) Reset() {
@@ -2843,6 +2854,13 @@ func (x *Attachment) GetAuthenticatesWith() []string {
 	return nil
 }
 
+func (x *Attachment) GetStockNqn() string {
+	if x != nil {
+		return x.StockNqn
+	}
+	return ""
+}
+
 // Event is one durable entry in the cluster's history.
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2948,7 +2966,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04rail\x18\x04 \x01(\tR\x04rail\"(\n" +
 	"\x04Host\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xec\x03\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x82\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.weft.v1.Node.LabelsEntryR\x06labels\x12)\n" +
@@ -2960,7 +2978,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x10maintained_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0fmaintainedUntil\x12$\n" +
 	"\x0estop_waits_for\x18\t \x03(\tR\fstopWaitsFor\x12\x1e\n" +
 	"\vstops_io_of\x18\n" +
-	" \x03(\tR\tstopsIoOf\x1a9\n" +
+	" \x03(\tR\tstopsIoOf\x12\x14\n" +
+	"\x05stock\x18\v \x01(\bR\x05stock\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +
@@ -3196,7 +3215,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tscheduled\x18\r \x01(\bR\tscheduled\"3\n" +
 	"\x05Place\x12\x16\n" +
 	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
-	"\x04copy\x18\x02 \x01(\rR\x04copy\"\x9e\x04\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xbb\x04\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -3217,7 +3236,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\r \x01(\x04R\tsizeBytes\x12#\n" +
 	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\x12-\n" +
-	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\"\xb7\x02\n" +
+	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\x12\x1b\n" +
+	"\tstock_nqn\x18\x11 \x01(\tR\bstockNqn\"\xb7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +

@@ -159,7 +159,7 @@ func (s *State) unusedNodes() (names []block.NodeName) {
 		}
 	}
 	for name, n := range s.nodes {
-		if len(s.drivesOn[name]) == 0 && s.onNode.Get(name).Len() == 0 && len(n.OperatorLabels) == 0 && !named[name] {
+		if len(s.drivesOn[name]) == 0 && s.onNode.Get(name).Len() == 0 && len(n.OperatorLabels) == 0 && !n.Stock && !named[name] {
 			names = append(names, name)
 		}
 	}

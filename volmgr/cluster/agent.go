@@ -148,7 +148,9 @@ type TargetWanted struct {
 	Legs       []WantedLeg
 	Admissions []Admission
 	Exports    []WantedExport
-	MayStop    bool // it is stopping, and no host uses a leg of it that it can do without
+	MayStop    bool         // it is stopping, and no host uses a leg of it that it can do without
+	Discovered []Discovered // what its discovery controller tells hosts, of the whole cluster
+	Discovers  bool         // it has one, since there are hosts without an agent
 	Space      []WantedSpace
 }
 

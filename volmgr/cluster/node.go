@@ -417,7 +417,7 @@ func (t *tx) hostSeen(r *InitiatorReport) {
 		return
 	}
 	n := t.node(r.Node)
-	n.Host, n.InitiatorBoot = r.Host, r.BootID
+	n.Host, n.InitiatorBoot, n.Stock = r.Host, r.BootID, false
 	if old.InitiatorBoot != "" && old.InitiatorBoot != r.BootID {
 		t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its initiator rebooted", "node", string(r.Node), "boot_id", r.BootID)
 	}

@@ -298,6 +298,9 @@ func (s *State) attachmentView(v *Volume, of *Attachment) Attachment {
 	}
 	a.WaitingFor = strings.Join(s.attachmentWaits(v, of), "; ")
 	a.AuthenticatesWith = s.authenticatesWith(v, of)
+	for _, d := range s.discovered(v) {
+		a.StockNQN = d.NQN
+	}
 	return a
 }
 

@@ -178,6 +178,7 @@ type derived struct {
 	drivesOn  map[block.NodeName]map[block.DriveID]bool
 	driveIDs  []block.DriveID                    // in order; nil: to be sorted again
 	onNode    cow.Map[block.NodeName, volumeSet] // with a leg or the attachment there
+	stocked   volumeSet                          // attached to a host without an agent
 	onDrive   map[block.DriveID]map[block.LegID][]image.Extent
 	extents   map[block.DriveID][]image.Extent   // the same by start: sorting them for each new leg takes too long
 	used      cow.Map[block.DriveID, uint32]     // how many extents those are
@@ -595,6 +596,7 @@ func (s *State) index(old, new *Volume) {
 	s.touches++
 	if old != nil {
 		s.byName = s.byName.Delete(string(old.Name))
+		s.stocked.Delete(s.by, old.ID)
 		delete(s.unsettled, old.ID)
 		for _, n := range old.nodes() {
 			on := s.onNode.Get(n)
@@ -622,6 +624,9 @@ func (s *State) index(old, new *Volume) {
 	s.byName = s.byName.Set(string(new.Name), new.ID)
 	if new.unsettled() {
 		s.unsettled[new.ID] = true
+	}
+	if new.stock() {
+		s.stocked.Set(s.by, new.ID, true)
 	}
 	for _, n := range new.nodes() {
 		on := s.onNode.Get(n)

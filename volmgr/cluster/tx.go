@@ -231,6 +231,7 @@ func (t *tx) commit() Outcome {
 		s.index(old, v)
 		wake.users(old)
 		wake.users(v)
+		t.wakeDiscovery(wake, old, v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
@@ -254,6 +255,7 @@ func (t *tx) commit() Outcome {
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.nodes.upper)) {
 		t.wakePeers(wake, s.nodes[name], t.nodes.upper[name])
+		t.wakeDiscoverers(wake, s.nodes[name], t.nodes.upper[name])
 		records = append(records, t.nodes.commit(name, nodeKey(name)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.pools.upper)) {
@@ -559,6 +561,8 @@ func (t *tx) wakePeers(wake woken, old, new *Node) {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Name).Keys() {
-		wake.hosts(t.s.volumes.Get(id))
+		v := t.s.volumes.Get(id)
+		wake.hosts(v)
+		t.wakeDiscovery(wake, v, v)
 	}
 }

@@ -26,6 +26,8 @@ type Node struct {
 	// What its agents can prove, as they last reported: see Attachment.Proven.
 	TargetAuthenticates    bool `json:"target_authenticates,omitempty"`
 	InitiatorAuthenticates bool `json:"initiator_authenticates,omitempty"`
+	// Stock: it has no initiator agent; its operator connects with Linux's own tools: see stock.go.
+	Stock bool `json:"stock,omitempty"`
 	// Refused is the count of its target's refusals of which an event tells.
 	Refused uint64 `json:"refused,omitempty"`
 	// Cordoned: no new legs. Draining: its legs are made again elsewhere. MaintainedUntil: its
@@ -407,6 +409,8 @@ type Attachment struct {
 	SinceEpoch block.Epoch `json:"since_epoch,omitempty"`
 	// Proven says which targets and this host prove their identities to one another: see wanted.go.
 	Proven Proven `json:"proven,omitzero"`
+	// Stock: the host has no agent; see stock.go.
+	Stock bool `json:"stock,omitempty"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
@@ -418,6 +422,8 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 	// AuthenticatesWith are the targets that prove their identities to the host, as it does to them.
 	AuthenticatesWith []block.NodeName `json:"-"`
+	// StockNQN is the subsystem that a stock host connects to.
+	StockNQN block.NQN `json:"-"`
 }
 
 // Proven is fixed for each target before it is first told of the grant, since neither end can begin

@@ -18,7 +18,7 @@ import (
 // WantedTarget returns the whole wanted state of a node's target agent. All but MayStop follows
 // from the records alone, so it is the same after Load.
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
-	return s.WantedTargetOf(node, s.volumesOn(node))
+	return s.WantedTargetOf(node, s.toldTo(node))
 }
 
 // volumesOn returns the volumes with a leg or an attachment on a node, in order.
@@ -29,7 +29,7 @@ func (s *State) volumesOn(node block.NodeName) []block.VolumeID {
 // WantedTargetOf is the part of WantedTarget that is about drives and some volumes, which
 // need not exist.
 func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) TargetWanted {
-	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may, Space: s.wantedSpace(node)}
+	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may, Space: s.wantedSpace(node), Discovers: s.anyStock()}
 	for _, d := range s.recordedDrives(node) {
 		// A drive that has had its label must not get another one: if it comes up blank its
 		// data is lost, and its legs must not pass for in sync.
@@ -61,6 +61,7 @@ func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) Ta
 				w.Exports = append(w.Exports, x)
 			}
 		}
+		w.Discovered = append(w.Discovered, s.discovered(v)...)
 	}
 	return w
 }
@@ -156,8 +157,7 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
 	}
 	if s.proves(a, node) {
-		x.Host = block.ProvenHost(x.NQN)
-		x.Keys = s.master.Of(x.NQN, x.Host.NQN)
+		x.Host, x.Keys = s.identity(a, x.NQN)
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -238,7 +238,7 @@ func (s *State) WantedInitiatorOf(node block.NodeName, volumes []block.VolumeID)
 		if v == nil {
 			continue
 		}
-		if a := v.attachmentOf(node); a != nil && a.exported() {
+		if a := v.attachmentOf(node); a != nil && a.exported() && !a.Stock {
 			w.Attachments = append(w.Attachments, s.wantedAttachment(v, a))
 		}
 	}
@@ -321,6 +321,9 @@ func (s *State) proves(a *Attachment, target block.NodeName) bool {
 // proven is what holds for a grant that is handed out now.
 func (t *tx) proven(v *Volume, node block.NodeName) Proven {
 	n := t.nodes.peek(node)
+	if n != nil && n.Stock { // it has one secret, for all that it connects to
+		return Proven{By: n.InitiatorAuthenticates, Required: n.InitiatorAuthenticates}
+	}
 	if v.authentication() == block.AuthenticationOff || t.s.master.IsZero() || n == nil || !n.InitiatorAuthenticates {
 		return Proven{}
 	}
@@ -392,7 +395,7 @@ func (t *tx) refused(on *target, r *TargetReport) {
 
 // mayProve refuses a volume that requires authentication if an end cannot do it.
 func (s *State) mayProve(v *Volume, n *Node) error {
-	if v.authentication() != block.AuthenticationRequire {
+	if v.authentication() != block.AuthenticationRequire && !(n.Stock && n.InitiatorAuthenticates) {
 		return nil
 	}
 	var cannot []string
@@ -454,6 +457,10 @@ func (s *State) explainProven(e *Explanation, v *Volume) {
 			continue
 		}
 		why := "its agent or kernel cannot"
+		if a.Stock {
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s does not authenticate, since it was added without --authenticate: whoever knows its NQN can connect in its place", a.Node))
+			continue
+		}
 		if n := s.nodes[a.Node]; v.authentication() == block.AuthenticationOff {
 			why = "it is switched off for this volume"
 		} else if n != nil && n.InitiatorAuthenticates {

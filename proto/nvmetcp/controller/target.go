@@ -132,6 +132,7 @@ type Target struct {
 	ports      map[*Port]struct{}
 	discovery  *Subsystem // reachable through every port
 	generation uint64     // of the discovery log
+	told       map[block.NQN]told
 	perHost    map[block.NQN]int
 	burials    sync.WaitGroup // dead associations whose commands have not left the Devices yet
 }
@@ -145,6 +146,7 @@ func New(c Config) (*Target, error) {
 	t := &Target{
 		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
+		told: map[block.NQN]told{},
 	}
 	t.limiter = newConnLimiter(&t.cfg)
 	inCapsules := int(c.Memory / 4)
