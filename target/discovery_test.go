@@ -5,6 +5,7 @@ package target
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -67,10 +68,16 @@ func TestDiscoveryAnswersForTheWholeClusterAndListensOnlyOnceItKnows(t *testing.
 	}
 	first := &pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil), {HostNqn: "rubbish"}}}
 	d.tell(first)
+	if got := d.problems(); len(got) != 1 || got[0].object != "discovery at 192.0.2.1 port 8009" || !strings.Contains(got[0].cause, "address already in use; if another program has the port") {
+		t.Errorf("another program has the port, and the problems are %+v", got)
+	}
 	busy = false
 	d.tell(first) // it tries again
-	if opened == nil || len(d.ports) != 1 {
-		t.Fatalf("it listens at %v", d.ports)
+	if got := d.problems(); len(got) != 0 {
+		t.Errorf("it listens, and has the problems %+v", got)
+	}
+	if opened == nil || len(d.open) != 1 {
+		t.Fatalf("it listens at %v", d.open)
 	}
 	at := opened.Addr().String()
 	if got, err := ask(t, at, host); err != nil || got != nqn+" at [2001:db8::7]:4420" {
@@ -110,4 +117,66 @@ func TestWithoutAPortThereIsNoDiscovery(t *testing.T) {
 		Listen: func(p block.Portal) (net.Listener, error) { t.Errorf("it listens at %v", p); return nil, net.ErrClosed }}, nil, slog.New(slog.DiscardHandler))
 	d.tell(&pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, "nqn.2026-11.dev.weft:one", nil)}})
 	d.close()
+}
+
+// While one process of the agent hands over to the next, a host that asks waits for its answer.
+func TestAHostThatAsksDuringAHandoverIsNotRefused(t *testing.T) {
+	const nqn = "nqn.2026-11.dev.weft:one"
+	wanted := &pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil)}}
+	c := Config{Discovery: DiscoveryPort, Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.2", Port: 4420}}}
+	listens := 0
+	at := ""
+	c.Listen = func(p block.Portal) (net.Listener, error) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if listens++; p.Address == "192.0.2.1" {
+			at = l.Addr().String()
+		}
+		return l, err
+	}
+	log := slog.New(slog.DiscardHandler)
+	before := newDiscovery(c, nil, log)
+	before.tell(wanted)
+
+	data, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := Estate{told: &pb.TargetHandover{Wanted: wanted}, listeners: sockets{c.Portals[0]: data}}
+	before.keep(&e)
+	before.close()
+	if listens != 2 || len(e.listeners) != 3 {
+		t.Fatalf("after listening at %d addresses, left are %v", listens, e.listeners)
+	}
+	answer := make(chan string, 1)
+	go func() {
+		got, err := ask(t, at, host)
+		answer <- fmt.Sprint(got, err)
+	}()
+
+	message, files, err := e.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Unpack(message, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The next process has one of the two portals only.
+	c.Portals = c.Portals[:1]
+	asked, rest := splitDiscovery(c, next.listeners)
+	if len(asked) != 1 || len(rest) != 2 || rest[c.Portals[0]] == nil {
+		t.Fatalf("of the sockets %v, those of discovery are %v, and the others %v", next.listeners, asked, rest)
+	}
+	after := newDiscovery(c, asked, log)
+	defer after.close()
+	after.tell(wanted)
+	if got := <-answer; got != nqn+" at [2001:db8::7]:4420<nil>" || listens != 2 {
+		t.Errorf("a host that asked meanwhile is told %s, after listening %d times", got, listens)
+	}
+	for _, l := range rest {
+		l.Close()
+	}
 }

@@ -265,7 +265,7 @@ func (s *State) explainStock(e *Explanation, v *Volume, a *Attachment) {
 		e.Summary = fmt.Sprintf("%s is granted to %s, a host without Weft's agent", v.object(), a.Node)
 	}
 	for _, d := range s.discovered(v) {
-		e.Facts = append(e.Facts, fmt.Sprintf("host %s, %s, has no agent of Weft: it connects to %s at %s, which the discovery controller of each target tells it", a.Node, d.Host, d.NQN, d.Portal))
+		e.Facts = append(e.Facts, fmt.Sprintf("host %s (%s) has no agent: its own NVMe tools connect to %s at %s, and find that at the discovery port of any target", a.Node, d.Host, d.NQN, d.Portal))
 	}
-	e.Facts = append(e.Facts, fmt.Sprintf("nobody asks %s when the volume is detached: unmount it there before", a.Node))
+	e.Facts = append(e.Facts, fmt.Sprintf("a detach does not wait for %s: unmount the volume there first", a.Node))
 }

@@ -410,8 +410,16 @@ func (s *State) mayProve(v *Volume, n *Node) error {
 	if len(cannot) == 0 {
 		return nil
 	}
-	return refused(ReasonNoAuthentication, v.object(), "it requires authentication, which %s cannot do", some(cannot, 8)).
-		hint("upgrade their agents; Linux's own data path needs Linux 6.0 built with NVME_HOST_AUTH on the host and NVME_TARGET_AUTH on the target, the user-space path does it on any kernel; or allow connections without: `weft volume set %s --authentication prefer`", v.Name)
+	requires, instead := "it requires authentication", fmt.Sprintf("allow connections without: `weft volume set %s --authentication prefer`", v.Name)
+	switch {
+	case n.Stock && !n.InitiatorAuthenticates:
+		return refused(ReasonNoAuthentication, v.object(), "%s, which %s cannot do", requires, some(cannot, 8)).
+			hint("`weft node add %s --host-nqn %s --authenticate`", n.Name, n.Host.NQN)
+	case v.authentication() != block.AuthenticationRequire:
+		requires, instead = fmt.Sprintf("host %s authenticates", n.Name), fmt.Sprintf("let it do without: `weft node add %s --host-nqn %s`", n.Name, n.Host.NQN)
+	}
+	return refused(ReasonNoAuthentication, v.object(), "%s, which %s cannot do", requires, some(cannot, 8)).
+		hint("upgrade their agents; Linux's own data path needs Linux 6.0 built with NVME_HOST_AUTH on the host and NVME_TARGET_AUTH on the target, the user-space path does it on any kernel; or %s", instead)
 }
 
 // provenWaits is the wait for a host that cannot prove its identity.

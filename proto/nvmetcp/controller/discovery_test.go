@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -132,4 +133,45 @@ func TestDiscoveryDoesNotListWhatIsUnlisted(t *testing.T) {
 	}
 	h := w.attach(hostA) // all the same it is there
 	h.io.must(h.io.flush())
+}
+
+// Hosts read the log in pieces of any size, most of them the header first.
+func TestTheDiscoveryLogIsReadInPieces(t *testing.T) {
+	w := newWorld(t)
+	w.port.Unlink(w.sub)
+	var mine []nvmetcp.DiscoveryEntry
+	for i := range 70 { // more than a host may read at once
+		mine = append(mine, elsewhere(block.NQN(fmt.Sprintf("nqn.2026-11.dev.weft:%02d", i))))
+	}
+	if err := w.target.Discover([]DiscoveredHost{{Host: Host{NQN: hostA.NQN}, Entries: mine}}); err != nil {
+		t.Fatal(err)
+	}
+	p := w.listenTo(hostA, nil)
+	size := (len(mine) + 1) * nvmetcp.DiscoveryEntrySize
+	for _, piece := range []int{64, nvmetcp.DiscoveryEntrySize, 4096, 10_000} {
+		var all []byte
+		for len(all) < size {
+			all = append(all, p.log(nvmetcp.GetLog{ID: nvmetcp.LogDiscovery, Offset: uint64(len(all)), Length: uint64(min(piece, size-len(all)))})...)
+		}
+		if log, err := nvmetcp.ParseDiscoveryLog(all); err != nil || !slices.Equal(log.Entries, mine) {
+			t.Errorf("in pieces of %d bytes the log has %d entries of %d, %v", piece, len(log.Entries), len(mine), err)
+		}
+	}
+	if log, err := nvmetcp.ParseDiscoveryLog(p.log(nvmetcp.GetLog{ID: nvmetcp.LogDiscovery, Length: 3 * nvmetcp.DiscoveryEntrySize})); err != nil || log.Records != uint64(len(mine)) || !slices.Equal(log.Entries, mine[:2]) {
+		t.Errorf("the beginning of the log says %d records and has %+v, %v", log.Records, log.Entries, err)
+	}
+	if rest := p.log(nvmetcp.GetLog{ID: nvmetcp.LogDiscovery, Offset: uint64(size), Length: 64}); slices.ContainsFunc(rest, func(b byte) bool { return b != 0 }) {
+		t.Errorf("behind the end of the log is %x", rest)
+	}
+	for what, g := range map[string]nvmetcp.GetLog{
+		"an offset beyond the end":      {Offset: uint64(size) + 4, Length: 64},
+		"an offset of half a dword":     {Offset: 2, Length: 64},
+		"more than the transfer limit":  {Length: uint64(w.target.cfg.MDTS) + 4},
+		"an index instead of an offset": {Length: 64, IndexOffset: true},
+	} {
+		g.ID = nvmetcp.LogDiscovery
+		if s := p.do(g.Command(), nil, make([]byte, min(g.Length, 64))); s == nvmetcp.Success {
+			t.Errorf("%s is answered", what)
+		}
+	}
 }
