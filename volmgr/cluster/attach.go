@@ -169,6 +169,10 @@ func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done 
 	if a.Mode.shared() {
 		how = ", " + a.Mode.words()
 	}
+	if a.Stock {
+		return false, refused(ReasonAttachedElse, v.object(), "attached to %s%s", v.users(), how).
+			hint("unmount it on %s, which has no agent; then `weft detach %s`", a.Node, v.Name).with("node", string(a.Node))
+	}
 	return false, refused(ReasonAttachedElse, v.object(), "attached to %s%s", v.users(), how).
 		hint("`weft detach %s`; if %s does not answer, `weft detach %s --force`; if it is off, `weft node confirm-dead %s`", v.Name, a.Node, v.Name, a.Node).
 		with("node", string(a.Node))
