@@ -72,10 +72,16 @@ func newDiscovery(c Config, inherited sockets, log *slog.Logger) *discovery {
 	return d
 }
 
-// discoveryAddresses are the addresses at which a target answers discovery.
+// discoveryAddresses are the addresses at which a target answers discovery: those of its portals, but
+// for one that has a portal at that very port.
 func (c Config) discoveryAddresses() (all []string) {
+	taken := func(address string) bool {
+		return slices.ContainsFunc(c.Portals, func(p block.Portal) bool {
+			return p.Transport == block.TCP && p.Address == address && p.Port == c.Discovery
+		})
+	}
 	for _, p := range c.Portals {
-		if c.Discovery != 0 && !slices.Contains(all, p.Address) {
+		if c.Discovery != 0 && !slices.Contains(all, p.Address) && !taken(p.Address) {
 			all = append(all, p.Address)
 		}
 	}

@@ -110,7 +110,7 @@ func (a *Agent) Inherit(e Estate) error {
 	a.asked, e.listeners = splitDiscovery(a.config, e.listeners)
 	if a.kernel.adopt != nil {
 		if err := a.kernel.adopt(e); err != nil {
-			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close())
+			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
 		}
 	}
 	a.estate, a.wanted, a.letIn = e, e.told.GetWanted(), a.kernel.settle
