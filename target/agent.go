@@ -60,6 +60,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/support"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/discovery"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/userspace"
@@ -164,10 +165,10 @@ type Agent struct {
 	stopping bool // reports say so
 
 	// See handover.go.
-	estate  Estate        // of the previous process, and then for the next one
-	settled chan struct{} // closed once the exports of the previous process are there again
-	letIn   func()        // lets hosts in then; nil: there is nothing to do
-	asked   sockets       // at which the previous process answered discovery
+	estate  Estate            // of the previous process, and then for the next one
+	settled chan struct{}     // closed once the exports of the previous process are there again
+	letIn   func()            // lets hosts in then; nil: there is nothing to do
+	asked   discovery.Sockets // at which the previous process answered discovery
 }
 
 // kernel is everything that the agent touches; tests have their own.
@@ -312,7 +313,7 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
 	defer drives.closeAll()
-	found := newDiscovery(a.config, a.takeDiscovery(), a.log)
+	found := discovery.New(a.config.discovery(a.takeDiscovery(), a.log))
 	defer func() { a.close(ctx, drives, found) }()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
@@ -328,13 +329,13 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 }
 
 // close ends the exports and discovery. serving is the context that has ended.
-func (a *Agent) close(serving context.Context, drives *openDrives, found *discovery) {
+func (a *Agent) close(serving context.Context, drives *openDrives, found *discovery.Controller) {
 	limit := closeFor
 	if handsOver(serving) {
 		limit = handOverFor
 		a.leave(drives, found)
 	}
-	found.close()
+	found.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
@@ -442,7 +443,7 @@ func (a *Agent) watch(ctx context.Context) error {
 }
 
 // reconcile runs the loop that makes all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor, found *discovery) error {
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor, found *discovery.Controller) error {
 	r := newReconciler(a, base, drives, health)
 	defer r.closeLists()
 	r.discovery = found

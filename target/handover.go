@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/discovery"
 )
 
 // A process of the agent can hand over to its next one, which may be of another version. Hosts keep
@@ -69,7 +71,7 @@ func handsOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), 
 
 // leave notes what the next process takes over, when nothing acts for the manager any more, and stops
 // accepting connections.
-func (a *Agent) leave(drives *openDrives, found *discovery) {
+func (a *Agent) leave(drives *openDrives, found *discovery.Controller) {
 	e := Estate{told: &pb.TargetHandover{}}
 	if wanted := a.currentWanted(); wanted != nil {
 		e.told.Wanted = proto.CloneOf(wanted)
@@ -81,7 +83,10 @@ func (a *Agent) leave(drives *openDrives, found *discovery) {
 			a.log.Warn("not all portals stay open for the next process: hosts may be refused meanwhile", "err", err)
 		}
 	}
-	found.keep(&e)
+	if e.listeners == nil {
+		e.listeners = sockets{}
+	}
+	maps.Copy(e.listeners, found.Leave())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.estate = e
@@ -107,7 +112,7 @@ func (a *Agent) Estate() Estate {
 
 // Inherit takes over what the previous process has left, before Run.
 func (a *Agent) Inherit(e Estate) error {
-	a.asked, e.listeners = splitDiscovery(a.config, e.listeners)
+	a.asked, e.listeners = a.config.discovery(nil, nil).Split(e.listeners)
 	if a.kernel.adopt != nil {
 		if err := a.kernel.adopt(e); err != nil {
 			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
@@ -119,6 +124,11 @@ func (a *Agent) Inherit(e Estate) error {
 		a.settle()
 	}
 	return nil
+}
+
+// discovery is where the agent answers discovery.
+func (c Config) discovery(inherited sockets, log *slog.Logger) discovery.Config {
+	return discovery.Config{Port: c.Discovery, Portals: c.Portals, Listen: c.Listen, Inherited: inherited, Log: log}
 }
 
 // takeDiscovery returns the sockets at which the previous process answered discovery, once.

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/discovery"
 	"weft.dev/weft/target/nvmet"
 )
 
@@ -30,7 +31,7 @@ type reconciler struct {
 	jobs   *jobs
 	legDir string
 
-	discovery *discovery
+	discovery *discovery.Controller
 
 	mapper  lazy[mapper]
 	exports lazy[exporter]
@@ -99,7 +100,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.publish(s, p)
 		return false
 	}
-	r.discovery.tell(message)
+	r.discovery.Tell(message)
 	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}
@@ -246,7 +247,9 @@ func (r *reconciler) authenticates(spoken bool) pb.Ability {
 
 func (r *reconciler) publish(s seen, p plan) {
 	problems := append(p.problems, r.jobs.problems()...)
-	problems = append(problems, r.discovery.problems()...)
+	for _, p := range r.discovery.Problems() {
+		problems = append(problems, problem{p.Where, "listen", p.Cause})
+	}
 	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
 		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {

@@ -10,7 +10,7 @@ package block
 //	1  all that there was before levels; no record says so
 //	2  the level is a record; so are tokens, authorities, who has joined and is shut out, who asked
 //	   for what, policies for drives, and the secret from which the keys of exports follow
-//	3  volumes may be thin
+//	3  volumes may be thin; hosts may be without an agent
 type Level uint32
 
 const (

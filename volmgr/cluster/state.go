@@ -31,9 +31,9 @@
 //	volume.go  creating and deleting                  drive.go  adding and evicting drives
 //	expand.go  volumes that grow in use               wanted.go what the agents are told
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
-//	admit.go   which agents may report                term.go   managers that follow one another
+//	stock.go   hosts without an agent                 term.go   managers that follow one another
 //	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
-//	trust.go   tokens, authorities and identities
+//	trust.go   tokens, authorities and identities     space.go  what thin volumes take and may take
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),

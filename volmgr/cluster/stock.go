@@ -27,6 +27,10 @@ import (
 // A leg that loses its drive's cache gets a new identity, as for any host: the old device fails, and
 // the host finds a new one.
 
+// stockLevel is the level from which on hosts may be without an agent: earlier managers would drop
+// that they are.
+const stockLevel block.Level = 3
+
 // AddHost adds a stock host. It may be repeated, and may change a host that has nothing attached.
 // Result: AddedHost.
 type AddHost struct {
@@ -42,7 +46,7 @@ type AddedHost struct {
 }
 
 func (in AddHost) apply(t *tx) (view, error) {
-	if err := t.needs("s", "a host without Weft's agent"); err != nil {
+	if err := t.needsLevel(stockLevel, "a host without Weft's agent"); err != nil {
 		return nil, err
 	}
 	if err := in.check(t); err != nil {

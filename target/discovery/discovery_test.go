@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package target
+package discovery
 
 import (
 	"context"
@@ -18,11 +18,11 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-var stranger = block.HostFromID(block.UUID{0xee})
+var host, stranger = block.HostFromID(block.UUID{1}), block.HostFromID(block.UUID{0xee})
 
 // told is what a wanted state says of one host.
 func told(h block.Host, nqn string, keys *pb.ExportKeys) *pb.Discovered {
-	return &pb.Discovered{VolumeId: volumeID(1).String(), HostNqn: string(h.NQN), Nqn: nqn, Keys: keys,
+	return &pb.Discovered{VolumeId: block.UUID{9}.String(), HostNqn: string(h.NQN), Nqn: nqn, Keys: keys,
 		Portal: &pb.Portal{Transport: pb.Transport_TRANSPORT_TCP, Address: "2001:db8::7", Port: 4420}}
 }
 
@@ -46,9 +46,9 @@ func ask(t *testing.T, address string, me block.Host, keys ...dhchap.Key) (strin
 func TestDiscoveryAnswersForTheWholeClusterAndListensOnlyOnceItKnows(t *testing.T) {
 	var opened net.Listener
 	busy := true
-	d := newDiscovery(Config{Discovery: DiscoveryPort, Portals: []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.1", Port: 4421}},
+	d := New(Config{Log: slog.New(slog.DiscardHandler), Port: Port, Portals: []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.1", Port: 4421}},
 		Listen: func(p block.Portal) (net.Listener, error) {
-			if p.Address != "192.0.2.1" || p.Port != DiscoveryPort || p.Transport != block.TCP {
+			if p.Address != "192.0.2.1" || p.Port != Port || p.Transport != block.TCP {
 				t.Errorf("it listens at %v", p)
 			}
 			if busy {
@@ -57,23 +57,23 @@ func TestDiscoveryAnswersForTheWholeClusterAndListensOnlyOnceItKnows(t *testing.
 			l, err := net.Listen("tcp", "127.0.0.1:0")
 			opened = l
 			return l, err
-		}}, nil, slog.New(slog.DiscardHandler))
-	defer d.close()
-	if d.tell(nil); opened != nil || d.target != nil {
+		}})
+	defer d.Close()
+	if d.Tell(nil); opened != nil || d.target != nil {
 		t.Fatal("it answers before the manager has said anything")
 	}
 	const nqn = "nqn.2026-11.dev.weft:one"
-	if d.tell(&pb.TargetWanted{}); opened != nil || d.target != nil {
+	if d.Tell(&pb.TargetWanted{}); opened != nil || d.target != nil {
 		t.Fatal("it answers in a cluster without hosts that would ask")
 	}
 	first := &pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil), {HostNqn: "rubbish"}}}
-	d.tell(first)
-	if got := d.problems(); len(got) != 1 || got[0].object != "discovery at 192.0.2.1 port 8009" || !strings.Contains(got[0].cause, "address already in use; if another program has the port") {
+	d.Tell(first)
+	if got := d.Problems(); len(got) != 1 || got[0].Where != "discovery at 192.0.2.1 port 8009" || !strings.Contains(got[0].Cause, "address already in use; if another program has the port") {
 		t.Errorf("another program has the port, and the problems are %+v", got)
 	}
 	busy = false
-	d.tell(first) // it tries again
-	if got := d.problems(); len(got) != 0 {
+	d.Tell(first) // it tries again
+	if got := d.Problems(); len(got) != 0 {
 		t.Errorf("it listens, and has the problems %+v", got)
 	}
 	if opened == nil || len(d.open) != 1 {
@@ -95,35 +95,36 @@ func TestDiscoveryAnswersForTheWholeClusterAndListensOnlyOnceItKnows(t *testing.
 		}
 		return k
 	}
-	d.tell(&pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil), told(host, nqn+"2", &pb.ExportKeys{Host: hostKey, Controller: controllerKey})}})
+	d.Tell(&pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil), told(host, nqn+"2", &pb.ExportKeys{Host: hostKey, Controller: controllerKey})}})
 	if got, err := ask(t, at, host); err == nil {
 		t.Errorf("a host that proves nothing is told %q", got)
 	}
 	if got, err := ask(t, at, host, key(hostKey), key(controllerKey)); err != nil || strings.Count(got, nqn) != 2 {
 		t.Errorf("a host with its secret is told %q, %v", got, err)
 	}
-	d.tell(&pb.TargetWanted{Discovers: true})
+	d.Tell(&pb.TargetWanted{Discovers: true})
 	if got, err := ask(t, at, host); err != nil || got != "" {
 		t.Errorf("after a detach, the host is told %q, %v", got, err)
 	}
-	d.tell(&pb.TargetWanted{})
+	d.Tell(&pb.TargetWanted{})
 	if got, err := ask(t, at, host); err == nil {
 		t.Errorf("without hosts that would ask, it tells %q", got)
 	}
 }
 
 func TestWithoutAPortThereIsNoDiscovery(t *testing.T) {
-	d := newDiscovery(Config{Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}},
-		Listen: func(p block.Portal) (net.Listener, error) { t.Errorf("it listens at %v", p); return nil, net.ErrClosed }}, nil, slog.New(slog.DiscardHandler))
-	d.tell(&pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, "nqn.2026-11.dev.weft:one", nil)}})
-	d.close()
+	d := New(Config{Log: slog.New(slog.DiscardHandler), Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}},
+		Listen: func(p block.Portal) (net.Listener, error) { t.Errorf("it listens at %v", p); return nil, net.ErrClosed }})
+	d.Tell(&pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, "nqn.2026-11.dev.weft:one", nil)}})
+	d.Close()
 }
 
-// While one process of the agent hands over to the next, a host that asks waits for its answer.
+// While one process of the agent hands over to the next, a host that asks waits for its answer. The
+// next process has one of the two portals only.
 func TestAHostThatAsksDuringAHandoverIsNotRefused(t *testing.T) {
 	const nqn = "nqn.2026-11.dev.weft:one"
 	wanted := &pb.TargetWanted{Discovers: true, Discovery: []*pb.Discovered{told(host, nqn, nil)}}
-	c := Config{Discovery: DiscoveryPort, Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.2", Port: 4420}}}
+	c := Config{Port: Port, Log: slog.New(slog.DiscardHandler), Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.2", Port: 4420}}}
 	listens := 0
 	at := ""
 	c.Listen = func(p block.Portal) (net.Listener, error) {
@@ -133,19 +134,12 @@ func TestAHostThatAsksDuringAHandoverIsNotRefused(t *testing.T) {
 		}
 		return l, err
 	}
-	log := slog.New(slog.DiscardHandler)
-	before := newDiscovery(c, nil, log)
-	before.tell(wanted)
-
-	data, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := Estate{told: &pb.TargetHandover{Wanted: wanted}, listeners: sockets{c.Portals[0]: data}}
-	before.keep(&e)
-	before.close()
-	if listens != 2 || len(e.listeners) != 3 {
-		t.Fatalf("after listening at %d addresses, left are %v", listens, e.listeners)
+	before := New(c)
+	before.Tell(wanted)
+	left := before.Leave()
+	before.Close()
+	if listens != 2 || len(left) != 2 {
+		t.Fatalf("after listening at %d addresses, left are %v", listens, left)
 	}
 	answer := make(chan string, 1)
 	go func() {
@@ -153,26 +147,20 @@ func TestAHostThatAsksDuringAHandoverIsNotRefused(t *testing.T) {
 		answer <- fmt.Sprint(got, err)
 	}()
 
-	message, files, err := e.Pack()
+	data, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
-	next, err := Unpack(message, files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The next process has one of the two portals only.
+	left[c.Portals[0]] = data
 	c.Portals = c.Portals[:1]
-	asked, rest := splitDiscovery(c, next.listeners)
-	if len(asked) != 1 || len(rest) != 2 || rest[c.Portals[0]] == nil {
-		t.Fatalf("of the sockets %v, those of discovery are %v, and the others %v", next.listeners, asked, rest)
+	asked, rest := c.Split(left)
+	if len(asked) != 1 || len(rest) != 2 || rest[c.Portals[0]] != data {
+		t.Fatalf("of the sockets %v, those of discovery are %v, and the others %v", left, asked, rest)
 	}
-	after := newDiscovery(c, asked, log)
-	defer after.close()
-	after.tell(wanted)
+	c.Inherited = asked
+	after := New(c)
+	defer after.Close()
+	after.Tell(wanted)
 	if got := <-answer; got != nqn+" at [2001:db8::7]:4420<nil>" || listens != 2 {
 		t.Errorf("a host that asked meanwhile is told %s, after listening %d times", got, listens)
 	}
