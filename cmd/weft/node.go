@@ -420,9 +420,9 @@ can be attached to it; "nvme discover" and "nvme connect-all" on the host then
 find them at port 8009 of any target. Nodes with agents join by themselves and
 are not added.
 
-With --authenticate the host proves its identity to the targets, and they theirs
-to it (DH-HMAC-CHAP). The command prints both secrets, as nvme-cli takes them, and
-prints the same ones again when it is repeated.`,
+With --authenticate the host proves its identity to the targets, and they
+theirs to it (DH-HMAC-CHAP). The command prints both secrets, as nvme-cli takes
+them, and prints the same ones again when it is repeated.`,
 		Example: `  weft node add h1 --host-nqn "$(ssh h1 cat /etc/nvme/hostnqn)"
   weft node add h1 --host-nqn nqn.2014-08.org.nvmexpress:uuid:5d3e... --authenticate`,
 		Args: cli.Takes("NODE"),

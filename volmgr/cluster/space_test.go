@@ -339,7 +339,7 @@ func TestThinLegsGoWhereTheyAreServed(t *testing.T) {
 // Whatever is late, no extent has two owners, and none that the label has is free by the records. The
 // manager restarts, and goes on with a store that is older than the labels.
 func TestNoExtentIsGivenAwayTwice(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		x := newThinTarget(t, 24)
 		names := map[string]bool{}
