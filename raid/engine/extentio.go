@@ -455,11 +455,11 @@ func (s *legIO) answered(e *effects) {
 	}
 }
 
-// waitsForSpace reports whether a leg has no space for what is written to it, and is not blamed: the
-// IO waits until there is some. A leg that is copied to is dropped as after any other error, so that
-// users do not wait for it.
+// waitsForSpace reports whether a leg has no space for what a user writes to it, and is not blamed: the
+// IO waits until there is some. A leg that is copied to, or made equal, is dropped as after any other
+// error, so that users do not wait for it.
 func (s *legIO) waitsForSpace(l *leg, err error) bool {
-	return errors.Is(err, block.ErrFull) && s.writes() && (l.state == InSync || l.state == CaughtUp)
+	return errors.Is(err, block.ErrFull) && s.p.kind == kindWrite && (l.state == InSync || l.state == CaughtUp)
 }
 
 // failed notes the error of the leg, unless an earlier device of it gave it, to a read.

@@ -140,12 +140,18 @@ func (l *Label) uproot() {
 	})
 }
 
-// SetGrant makes the reserve what is granted and no tree has. Trees keep what they have, granted or
+// SetGrant makes the reserve what is granted and neither a tree nor another leg has: a manager that was
+// restored may grant what it has forgotten to have given away. Trees keep what they have, granted or
 // not.
 func (l *Label) SetGrant(granted []*pb.Extent) error {
 	taken := map[uint32]bool{}
 	for _, t := range l.Trees {
 		for _, e := range ExtentNumbers(t.GetExtents()) {
+			taken[e] = true
+		}
+	}
+	for _, leg := range l.Legs {
+		for _, e := range ExtentNumbers(leg.GetExtents()) {
 			taken[e] = true
 		}
 	}

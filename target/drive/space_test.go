@@ -4,6 +4,7 @@ package drive
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -89,7 +90,6 @@ func TestNoExtentHasTwoOwners(t *testing.T) {
 	for name, change := range map[string]func(*Label) error{
 		"a leg of what a tree has": func(l *Label) error { return l.PutLeg(leg(3, 3, run(0, 1))) },
 		"a leg of the reserve":     func(l *Label) error { return l.PutLeg(leg(3, 3, run(1, 1))) },
-		"a grant of a leg's":       func(l *Label) error { return l.SetGrant([]*pb.Extent{run(2, 1)}) },
 		"a mapped leg with extents": func(l *Label) error {
 			m := mapped(4)
 			m.Extents = []*pb.Extent{run(3, 1)}
@@ -107,6 +107,17 @@ func TestNoExtentHasTwoOwners(t *testing.T) {
 		if err := change(l.clone()); err == nil {
 			t.Errorf("%s was not refused", name)
 		}
+	}
+}
+
+// A manager that was restored may grant what another leg has. The rest of the grant is good.
+func TestAGrantLeavesOutWhatALegHas(t *testing.T) {
+	l := testLabel(leg(2, 2, run(2, 1)))
+	must(t, l.SetGrant([]*pb.Extent{run(0, 2)}))
+	must(t, l.PutLeg(mapped(1)))
+	must(t, l.SetGrant([]*pb.Extent{run(0, 4)}))
+	if got := ExtentNumbers(l.Reserve); !slices.Equal(got, []uint32{1, 3}) {
+		t.Errorf("the reserve is %v, want 1 and 3: the tree has 0 and a leg 2", got)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
@@ -174,6 +175,7 @@ type request struct {
 type part struct {
 	io      block.IO
 	request *request
+	waits   time.Time // since when it waits for space; zero: it never did
 }
 
 // requests are reused, so that an IO allocates none.
@@ -223,7 +225,7 @@ func (r *request) add(io block.IO) { r.parts = append(r.parts, part{io: io}) }
 
 func partDone(io *block.IO) {
 	if io.Err != nil {
-		if m, ok := io.Owner.(*part).request.table.below.(*mappedLeg); ok && m.wait(io, partEnded) {
+		if m, ok := io.Owner.(*part).request.table.below.(*mappedLeg); ok && m.wait(io, &io.Owner.(*part).waits, partEnded) {
 			return
 		}
 	}

@@ -122,11 +122,23 @@ func (h *held) place(l *drive.Label, id string, device block.Device) (mapped.Pla
 	}, err
 }
 
+// certain returns the label as it is on the drive. After an error of the drive it may be another one
+// than was read last, and have other extents for a tree.
+func certain(d *drive.Drive) (*drive.Label, error) {
+	if err := d.Update(func(*drive.Label) error { return nil }); err != nil {
+		return nil, err
+	}
+	return d.Label(), nil
+}
+
 // Prepare puts a mapped leg into its tree, or makes it larger there, and then records it. A tree that
 // was never completely formatted is formatted: nothing was in it.
 func (d *Disk) Prepare(id block.LegID, size block.Size) error {
 	return d.inTurn(func() error {
-		label := d.Label()
+		label, err := certain(d.Drive)
+		if err != nil {
+			return fmt.Errorf("prepare leg %v: %w", id, err)
+		}
 		leg := label.Leg(id)
 		if leg == nil || !drive.Mapped(leg) {
 			return fmt.Errorf("prepare leg %v: %w", id, fs.ErrNotExist)
@@ -206,7 +218,10 @@ func (d *Disk) ShrinkTree(id string, keep block.Size) error {
 // FreeLeg removes a leg from the label, and its tree with its last leg. The tree must not be open.
 func (d *Disk) FreeLeg(id block.LegID) error {
 	return d.inTurn(func() error {
-		label := d.Label()
+		label, err := certain(d.Drive)
+		if err != nil {
+			return fmt.Errorf("free leg %v: %w", id, err)
+		}
 		if leg := label.Leg(id); leg != nil && drive.Mapped(leg) {
 			if open := d.held.trees.get(leg.GetTreeId()); open != nil {
 				return fmt.Errorf("free leg %v: its tree is open", id)
@@ -276,7 +291,10 @@ func (h *held) openTree(id string) (*openTree, error) {
 	if opened == nil {
 		return nil, fmt.Errorf("tree %s: its drive's label: %w", id, fs.ErrClosed)
 	}
-	label := opened.Label()
+	label, err := certain(opened)
+	if err != nil {
+		return nil, err
+	}
 	if !label.Tree(id).GetFormatted() {
 		return nil, fmt.Errorf("tree %s: %w", id, mapped.ErrUnfinished)
 	}
@@ -363,18 +381,26 @@ func (m *mappedLeg) Close() error {
 const fullFor = 500 * time.Millisecond
 
 // wait sends an IO that found no space again when there may be some. It reports false if the IO has
-// another error; else it calls ended if there is no space in time.
-func (m *mappedLeg) wait(io *block.IO, ended func(*block.IO)) bool {
+// another error, or has waited for long enough since the time that it keeps in since; else it calls
+// ended if there is no space in time.
+func (m *mappedLeg) wait(io *block.IO, since *time.Time, ended func(*block.IO)) bool {
 	var full *mapped.FullError
 	if !errors.As(io.Err, &full) {
 		return false
 	}
+	if since.IsZero() {
+		*since = time.Now()
+	}
+	left := m.held.drives.fullFor - time.Since(*since)
 	m.tree.hungry.Store(true)
 	if m.held.drives.hungry != nil {
 		m.held.drives.hungry()
 	}
+	if left <= 0 {
+		return false // others got what was freed
+	}
 	go func() {
-		timer := time.NewTimer(m.held.drives.fullFor)
+		timer := time.NewTimer(left)
 		defer timer.Stop()
 		select {
 		case <-full.Freed():

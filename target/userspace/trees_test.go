@@ -185,3 +185,29 @@ func TestALegInATreeIsOnOneDrive(t *testing.T) {
 		t.Error("a leg stays on one drive and moves to another: not told apart")
 	}
 }
+
+// Space comes free in small portions, less than the writers need. A write is not held for longer because
+// others were faster.
+func TestAWriteIsNotHeldAgainAndAgain(t *testing.T) {
+	p := newPlanted(t)
+	p.machine.Drives.fullFor = 200 * time.Millisecond
+	<-p.fill(t) // the last write has waited, and its host was told
+	const writers = 60
+	took := make(chan time.Duration, writers)
+	for i := range int64(writers) {
+		go func() {
+			began := time.Now()
+			_ = block.WriteAt(p.leg, bytes.Repeat([]byte{1}, 4096), (600+i)<<20)
+			took <- time.Since(began)
+		}()
+	}
+	for i := range int64(8) {
+		time.Sleep(50 * time.Millisecond)
+		must(t, errors.Join(block.Do(p.leg, &block.IO{Op: block.OpDiscard, Off: i << 20, Len: 1 << 20}), block.Flush(p.leg)))
+	}
+	for range writers {
+		if d := <-took; d > 400*time.Millisecond {
+			t.Errorf("a write was held for %v", d)
+		}
+	}
+}

@@ -161,14 +161,19 @@ func (t *tx) settleDriveSpace(d *Drive) {
 }
 
 // adoptSpace returns the drive's space as its label has it: what a tree holds is granted, whatever
-// the record says, unless a leg has it by its record; and what has come back is free.
+// the record says, unless another leg has it by its record or on the label; and what has come back is
+// free. A store that was restored may grant what it gave to a leg later.
 func (t *tx) adoptSpace(d *Drive, r *DriveReport) (space, returning []image.Extent) {
-	space, returning = d.Space, d.Returning
+	legs := t.legExtents(d.ID)
+	for i := range r.Legs {
+		legs = append(legs, r.Legs[i].Extents...)
+	}
+	space, returning = image.Minus(d.Space, legs), image.Minus(d.Returning, legs)
 	onLabel := slices.Concat(r.inTrees(), r.Reserve)
-	if more := image.Minus(image.Minus(r.inTrees(), space), t.legExtents(d.ID)); len(more) > 0 {
+	if more := image.Minus(image.Minus(r.inTrees(), space), legs); len(more) > 0 {
 		space, returning = image.Union(space, more), image.Minus(returning, more)
 	}
-	if more := image.Minus(image.Minus(image.Minus(r.Reserve, space), returning), t.legExtents(d.ID)); len(more) > 0 {
+	if more := image.Minus(image.Minus(image.Minus(r.Reserve, space), returning), legs); len(more) > 0 {
 		space = image.Union(space, more)
 	}
 	if on := t.s.targets[d.Node]; len(returning) > 0 && on.status.Generation >= d.ReturnedAt {
@@ -215,17 +220,32 @@ func (v *Volume) extentsOn(id block.DriveID) (all []image.Extent) {
 	return all
 }
 
+// mostMapped is the size of the largest leg in a tree.
+const mostMapped = 2 * block.PiB
+
+// mappable refuses a size of a thin volume whose legs no tree can hold.
+func mappable(l block.Layout, size block.Size) error {
+	if l.LegSize(size) > mostMapped {
+		return invalid("size_bytes", "%v: a leg would have %v, and one of a thin volume can have %v at most", size, l.LegSize(size), mostMapped).
+			hint("more --stripes make the legs smaller")
+	}
+	return nil
+}
+
 // thinGrowth refuses to promise legs of a thin volume more than their drives may promise.
 func (s *State) thinGrowth(v *Volume, size block.Size) error {
 	if !v.Thin {
 		return nil
 	}
+	if err := mappable(v.Layout, size); err != nil {
+		return err
+	}
 	next := *v
 	next.ExpandingTo = size
-	more := map[block.DriveID]uint32{}
+	more := map[block.DriveID]uint64{}
 	for i := range v.Legs {
 		if l := &v.Legs[i]; l.member() {
-			more[l.Drive] += next.legExtents(l) - v.legExtents(l)
+			more[l.Drive] += uint64(next.legExtents(l) - v.legExtents(l))
 		}
 	}
 	for _, id := range sorted(more) {
@@ -233,7 +253,7 @@ func (s *State) thinGrowth(v *Volume, size block.Size) error {
 		if d == nil {
 			continue
 		}
-		if total, used := s.promise(d); used+more[id] > total {
+		if total, used := s.promise(d); uint64(used)+more[id] > uint64(total) {
 			return (&Error{
 				Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "size_bytes", Object: v.object(),
 				Text: fmt.Sprintf("%s: %s has promised %s of the %s that it may promise, %d times its size", v.object(), d.object(),

@@ -301,6 +301,11 @@ func (in CreateVolume) create(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if in.Thin {
+		if err := mappable(layout, in.Size); err != nil {
+			return nil, err
+		}
+	}
 	v := &Volume{
 		ID: block.VolumeID{UUID: in.Seed.id(0)}, Name: in.Name, Size: in.Size, Layout: layout,
 		Pool: in.Pool, Spread: in.Spread, Labels: in.Labels, Authentication: in.Authentication, Thin: in.Thin, State: VolumeCreating,
