@@ -113,6 +113,12 @@ func (a *Agent) Estate() Estate {
 // Inherit takes over what the previous process has left, before Run.
 func (a *Agent) Inherit(e Estate) error {
 	a.asked, e.listeners = a.config.discovery(nil, nil).Split(e.listeners)
+	if a.kernel.adopt == nil { // nobody would accept there
+		for _, l := range e.listeners {
+			l.Close() //nolint:errcheck // nothing was accepted on it
+		}
+		e.listeners = nil
+	}
 	if a.kernel.adopt != nil {
 		if err := a.kernel.adopt(e); err != nil {
 			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())

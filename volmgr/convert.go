@@ -376,7 +376,7 @@ func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 }
 
 func pbDiscovered(d cluster.Discovered) *pb.Discovered {
-	return &pb.Discovered{VolumeId: d.Volume.String(), HostNqn: string(d.Host), Nqn: string(d.NQN), Portal: pbPortal(d.Portal), Keys: pbKeys(d.Keys)}
+	return &pb.Discovered{VolumeId: d.Volume.String(), HostNqn: string(d.Host), Nqn: string(d.NQN), Portal: pbPortal(d.Portal), Away: d.Away, Keys: pbKeys(d.Keys)}
 }
 
 func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {

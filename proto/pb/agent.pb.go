@@ -2051,6 +2051,7 @@ type Discovered struct {
 	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
 	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`       // of the subsystem
 	Portal        *Portal                `protobuf:"bytes,4,opt,name=portal,proto3" json:"portal,omitempty"` // one alone, since a host that had two paths could write twice
+	Away          bool                   `protobuf:"varint,6,opt,name=away,proto3" json:"away,omitempty"`    // its target does not export it at the moment; hosts are told when it does again
 	Keys          *ExportKeys            `protobuf:"bytes,5,opt,name=keys,proto3" json:"keys,omitempty"`     // what the host proves to discovery; the same in all entries of a host; unset: nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2112,6 +2113,13 @@ func (x *Discovered) GetPortal() *Portal {
 		return x.Portal
 	}
 	return nil
+}
+
+func (x *Discovered) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
 }
 
 func (x *Discovered) GetKeys() *ExportKeys {
@@ -5502,13 +5510,14 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\tdiscovers\x18\f \x01(\bR\tdiscovers\"S\n" +
 	"\vWantedSpace\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12)\n" +
-	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa8\x01\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xbc\x01\n" +
 	"\n" +
 	"Discovered\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x19\n" +
 	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\x10\n" +
 	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
-	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12'\n" +
+	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12\x12\n" +
+	"\x04away\x18\x06 \x01(\bR\x04away\x12'\n" +
 	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\x8d\x02\n" +
 	"\x0eTargetHandover\x12-\n" +
 	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +

@@ -246,6 +246,9 @@ func hostsOf(all []*pb.Discovered) (hosts []controller.DiscoveredHost, bad []err
 			hosts[i].Host = host // it proves itself if any entry asks for that
 		}
 		hosts[i].Entries = append(hosts[i].Entries, entry)
+		if m.GetAway() {
+			hosts[i].Version += " " + m.GetNqn()
+		}
 	}
 	for _, h := range hosts {
 		slices.SortFunc(h.Entries, func(a, b nvmetcp.DiscoveryEntry) int { return cmp.Compare(a.Subsystem, b.Subsystem) })

@@ -371,6 +371,11 @@ func (t *tx) settleAttached(id block.VolumeID) {
 		if t.s.exportsTo(v, v.Attachment) {
 			v = t.volume(id)
 			v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
+			for _, at := range t.s.subsystems(v, v.Attachment) {
+				if n := t.nodes.peek(at.node); n != nil && len(n.Portals) > 0 {
+					v.Attachment.Portal = stockPortal(n)
+				}
+			}
 			t.volumeEvent(v, event.Info, event.Attached, fmt.Sprintf("to %s, which has no agent and may connect now", v.Attachment.Node),
 				"node", string(v.Attachment.Node), "epoch", fmt.Sprint(v.Epoch))
 		}

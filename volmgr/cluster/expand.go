@@ -82,6 +82,9 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 // mayGrow finds the extents of every leg for a larger size. It refuses if a drive or its
 // label has no room, or if a target's version cannot grow legs.
 func (s *State) mayGrow(v *Volume, size block.Size) ([][]image.Extent, error) {
+	if v.stock() && !wholeLeg(v.Layout, size) {
+		return nil, v.notWhole(size, string(v.Attachment.Node))
+	}
 	if err := s.thinGrowth(v, size); err != nil {
 		return nil, err
 	}

@@ -136,10 +136,45 @@ func (s *State) mayUse(v *Volume, n *Node, mode AttachMode) error {
 			Text: fmt.Sprintf("node: %s has %d×%v (columns × copies), which a host without Weft's agent, such as %s, cannot put together", v.object(), v.Layout.Stripes, v.Layout.Group(), n.Name),
 			Hint: "create a volume with --stripes 1 --copies 1, or run `weft initiator` on the host",
 		}
+	case v.Thin:
+		return &Error{
+			Kind: Unimplemented, Field: "node", Object: v.object(),
+			Text: fmt.Sprintf("node: %s is thin, and a host without Weft's agent, such as %s, fails writes that wait for space", v.object(), n.Name),
+			Hint: "create a volume without --thin, or run `weft initiator` on the host",
+		}
+	case !wholeLeg(v.Layout, v.planned()):
+		return v.notWhole(v.planned(), string(n.Name))
 	case good > 1: // it would write to one of them
 		return refused(ReasonNotReady, v.object(), "a leg has just been moved, and the old one is still in sync").hint("try again in a few seconds")
 	}
 	return nil
+}
+
+// wholeLeg reports whether a volume of this size fills its leg. A stock host sees the leg: if that were
+// larger, it could write where the next host sees nothing.
+func wholeLeg(l block.Layout, size block.Size) bool { return l.LegSize(size) == size }
+
+func (v *Volume) notWhole(size block.Size, node string) error {
+	return invalid("size_bytes", "%v: a host without Weft's agent, such as %s, would see %v, the whole leg of %s", size, node, v.Layout.LegSize(size), v.object()).
+		hint("`weft volume expand %s --size %v` first", v.Name, v.Layout.LegSize(size))
+}
+
+// settleStock notes when the target of an attached stock host does not export its leg any more, as after
+// it was started anew, and when it does again: a host that was refused meanwhile is then told to
+// connect.
+func (t *tx) settleStock(id block.VolumeID) {
+	v := t.peek(id)
+	if !v.stock() || v.Attachment.State != Attached {
+		return
+	}
+	for _, at := range t.s.subsystems(v, v.Attachment) {
+		if on := t.s.targets[at.node]; on == nil || !t.s.targetOnline(at.node) {
+			return // it has not said
+		}
+	}
+	if away := !t.s.exportsTo(v, v.Attachment); away != v.Attachment.Away {
+		t.volume(id).Attachment.Away = away
+	}
 }
 
 // exportsTo reports whether the targets of a stock host's legs have confirmed its exports.
@@ -174,6 +209,7 @@ type Discovered struct {
 	Host   block.NQN
 	NQN    block.NQN // of the subsystem
 	Portal block.Portal
+	Away   bool       // the target does not export it at the moment; the host is told when it does again
 	Keys   block.Keys // that the host proves to a discovery controller; zero: none
 }
 
@@ -189,9 +225,9 @@ func (s *State) discovered(v *Volume) (all []Discovered) {
 		if n == nil || len(n.Portals) == 0 || a.Proven.Required && !n.TargetAuthenticates {
 			continue
 		}
-		d := Discovered{Volume: v.ID, Host: a.Host.NQN, NQN: at.nqn, Portal: n.Portals[0]}
-		if i := slices.IndexFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP }); i >= 0 {
-			d.Portal = n.Portals[i]
+		d := Discovered{Volume: v.ID, Host: a.Host.NQN, NQN: at.nqn, Portal: stockPortal(n), Away: a.Away}
+		if slices.Contains(n.Portals, a.Portal) { // the host may be connected there: a second path is dangerous
+			d.Portal = a.Portal
 		}
 		if a.Proven.By {
 			d.Keys = s.stockKeys(a.Host.NQN)
@@ -199,6 +235,14 @@ func (s *State) discovered(v *Volume) (all []Discovered) {
 		all = append(all, d)
 	}
 	return all
+}
+
+// stockPortal is the portal of a target that hosts are told of: the first one of TCP, if there is one.
+func stockPortal(n *Node) block.Portal {
+	if i := slices.IndexFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP }); i >= 0 {
+		return n.Portals[i]
+	}
+	return n.Portals[0]
 }
 
 // toldTo are the volumes of which a node's target is told: those with a leg or an attachment there, and

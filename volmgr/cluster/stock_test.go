@@ -20,6 +20,10 @@ func TestAStockHostGetsNoVolumeOfTwoLegsInSync(t *testing.T) {
 	if err := new(State).mayUse(v, n, AttachExclusive); err == nil {
 		t.Error("a volume of two legs in sync is attached")
 	}
+	v.Legs[1].State, v.Thin = LegStale, true
+	if err := new(State).mayUse(v, n, AttachExclusive); err == nil {
+		t.Error("a thin volume is attached: the host would fail writes that wait for space")
+	}
 	if err := new(State).mayUse(v, &Node{Name: "c1"}, AttachExclusive); err != nil {
 		t.Errorf("a host with an agent is refused: %v", err)
 	}

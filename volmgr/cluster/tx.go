@@ -211,6 +211,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleProven(id)
 	t.settleGaveUp(id)
 	t.settleAttached(id)
+	t.settleStock(id)
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)

@@ -411,6 +411,9 @@ type Attachment struct {
 	Proven Proven `json:"proven,omitzero"`
 	// Stock: the host has no agent; see stock.go.
 	Stock bool `json:"stock,omitempty"`
+	// Portal is where a stock host connects, as long as its target has that; see stock.go.
+	Portal block.Portal `json:"portal,omitzero"`
+	Away   bool         `json:"away,omitempty"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`

@@ -19,11 +19,15 @@ type DiscoveredHost struct {
 	Host
 	// Entries are told to this host alone, in this order.
 	Entries []nvmetcp.DiscoveryEntry
+	// Version: the host gets the event also if this alone changes, as when an entry can be connected to
+	// again.
+	Version string
 }
 
 // told is what discovery tells one host beside the subsystems of this target.
 type told struct {
 	entries    []nvmetcp.DiscoveryEntry
+	version    string
 	generation uint64 // how often they changed
 }
 
@@ -48,11 +52,11 @@ func (t *Target) Discover(hosts []DiscoveredHost) error {
 	defer t.mu.Unlock()
 	news := map[block.NQN]bool{}
 	for _, h := range hosts {
-		news[h.NQN] = t.tellLocked(h.NQN, h.Entries)
+		news[h.NQN] = t.tellLocked(h.NQN, h.Entries, h.Version)
 	}
 	for nqn := range t.told {
 		if _, listed := keys[nqn]; !listed {
-			news[nqn] = t.tellLocked(nqn, nil)
+			news[nqn] = t.tellLocked(nqn, nil, "")
 		}
 	}
 	was := t.discovery.hosts
@@ -70,12 +74,12 @@ func (t *Target) Discover(hosts []DiscoveredHost) error {
 
 // tellLocked replaces what one host is told, and reports whether that is news. A host that was once
 // told something is remembered, so that its generation never goes back.
-func (t *Target) tellLocked(host block.NQN, entries []nvmetcp.DiscoveryEntry) bool {
+func (t *Target) tellLocked(host block.NQN, entries []nvmetcp.DiscoveryEntry, version string) bool {
 	before := t.told[host]
-	if slices.Equal(before.entries, entries) {
+	if slices.Equal(before.entries, entries) && before.version == version {
 		return false
 	}
-	t.told[host] = told{slices.Clone(entries), before.generation + 1}
+	t.told[host] = told{slices.Clone(entries), version, before.generation + 1}
 	return true
 }
 

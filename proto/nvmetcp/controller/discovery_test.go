@@ -83,6 +83,14 @@ func TestDiscoveryTellsEachHostItsOwnAlone(t *testing.T) {
 	if log := again.discovered(); log.Generation != after.Generation {
 		t.Errorf("generation %d after %d, and nothing has changed", log.Generation, after.Generation)
 	}
+
+	// A target that was away exports it again: a host that was refused meanwhile has to know.
+	cid = a.askForEvent()
+	must(w.target.Discover([]DiscoveredHost{{Host: Host{NQN: hostA.NQN}, Entries: mine, Version: "away"}}))
+	a.event(cid)
+	if log := a.discovered(); !slices.Equal(log.Entries, mine) || log.Generation <= after.Generation {
+		t.Errorf("the host is told %+v, generation %d after %d", log.Entries, log.Generation, after.Generation)
+	}
 	cid = a.askForEvent()
 	must(w.target.Discover(nil))
 	a.event(cid)

@@ -144,7 +144,8 @@ func New(c Config) (*Target, error) {
 		return nil, fmt.Errorf("controller config: %w", err)
 	}
 	t := &Target{
-		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
+		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: uint64(time.Now().Unix()), // so that the next process does not go through the same numbers
+
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
 		told: map[block.NQN]told{},
 	}
