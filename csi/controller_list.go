@@ -149,7 +149,7 @@ func (s *controllerServer) GetCapacity(ctx context.Context, r *csi.GetCapacityRe
 	if err != nil {
 		return nil, err
 	}
-	ask := &pb.GetCapacityRequest{Copies: p.copies, Stripes: p.stripes, Pool: p.pool, Spread: p.spread, Integrity: p.integrity}
+	ask := &pb.GetCapacityRequest{Copies: p.copies, Stripes: p.stripes, Pool: p.pool, Spread: p.spread, Integrity: p.integrity, Thin: p.thin}
 	if t := r.GetAccessibleTopology(); t != nil {
 		segment, own, here, err := parseSegments(clusterID, t)
 		switch {

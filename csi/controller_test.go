@@ -714,6 +714,7 @@ func TestCapacity(t *testing.T) {
 		code codes.Code
 	}{
 		{"all", &csi.GetCapacityRequest{}, 50 << 30, codes.OK},
+		{"thin volumes", &csi.GetCapacityRequest{Parameters: map[string]string{paramThin: "true"}}, 500 << 30, codes.OK},
 		{"a segment", &csi.GetCapacityRequest{AccessibleTopology: segment("rack", "r1")}, 50 << 30, codes.OK},
 		{"another cluster's", &csi.GetCapacityRequest{AccessibleTopology: segment("cluster", "c2")}, 0, codes.OK},
 		{"what is not served", &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{capability(manyWriters, "", false)}}, 0, codes.OK},

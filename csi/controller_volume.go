@@ -68,7 +68,7 @@ func (c creation) request() *pb.CreateVolumeRequest {
 		Name: string(volumeName(c.name)), SizeBytes: uint64(c.size),
 		Copies: c.params.copies, Stripes: c.params.stripes, ChunkBytes: uint64(c.params.chunk),
 		Pool: c.params.pool, Spread: c.params.spread, Labels: labels,
-		Authentication: c.params.authentication, Integrity: c.params.integrity,
+		Authentication: c.params.authentication, Integrity: c.params.integrity, Thin: c.params.thin,
 		Topology: c.place.required, Preferred: c.place.preferred,
 	}
 }

@@ -136,6 +136,9 @@ func (m *fakeManager) ListPools(context.Context, *pb.ListPoolsRequest, ...grpc.C
 
 func (m *fakeManager) GetCapacity(_ context.Context, r *pb.GetCapacityRequest, _ ...grpc.CallOption) (*pb.Capacity, error) {
 	return called(m, "GetCapacity", func() (*pb.Capacity, error) {
+		if r.GetThin() {
+			return &pb.Capacity{AvailableBytes: 500 << 30}, nil
+		}
 		return &pb.Capacity{AvailableBytes: 50 << 30, MaximumVolumeBytes: 20 << 30, MinimumVolumeBytes: 1 << 20}, nil
 	})
 }

@@ -27,6 +27,7 @@ type parameters struct {
 	pool, spread    string
 	authentication  string
 	integrity       bool
+	thin            bool
 	transport       string
 	fsType          string            // empty: taken from the capability, or the node's default
 	about           map[string]string // the claim that the volume is for, from the provisioner
@@ -42,6 +43,7 @@ var (
 
 	paramAuthentication = block.PropertyAuthentication.Parameter
 	paramIntegrity      = block.PropertyIntegrity.Parameter
+	paramThin           = block.PropertyThin.Parameter
 
 	paramTransport = block.PropertyTransport.Parameter
 	paramFSType    = block.PropertyFileSystem.Parameter
@@ -102,6 +104,8 @@ func (p *parameters) set(key, value string) (err error) {
 		p.authentication, err = value, oneOf(value, block.PropertyAuthentication.Words()...)
 	case paramIntegrity:
 		p.integrity, err = value == "true", oneOf(value, block.PropertyIntegrity.Words()...)
+	case paramThin:
+		p.thin, err = value == "true", oneOf(value, block.PropertyThin.Words()...)
 	case paramTransport:
 		p.transport, err = value, oneOf(value, block.PropertyTransport.Words()...)
 	case paramFSType:

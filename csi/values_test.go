@@ -179,7 +179,7 @@ func TestRangesThatCanNotBe(t *testing.T) {
 func TestParametersNameTheOffender(t *testing.T) {
 	for _, test := range []struct{ key, value string }{
 		{"copies", "0"}, {"copies", "many"}, {"copies", "-1"}, {"copies", "99"}, {"stripes", "9999"}, {"stripes", "1.5"},
-		{"chunkSize", "3KiB"}, {"chunkSize", "big"}, {"pool", ""}, {"spread", ""}, {"transport", "rdma"}, {"fsType", "ntfs"},
+		{"chunkSize", "3KiB"}, {"chunkSize", "big"}, {"pool", ""}, {"spread", ""}, {"transport", "rdma"}, {"thin", "yes"}, {"fsType", "ntfs"},
 		{"Copies", "2"}, {"replicas", "2"}, {"csi.storage.k8s.io/other", "x"},
 	} {
 		_, err := parseParameters(map[string]string{"copies": "1", test.key: test.value})
@@ -188,10 +188,10 @@ func TestParametersNameTheOffender(t *testing.T) {
 		}
 	}
 	p, err := parseParameters(map[string]string{
-		"copies": "3", "stripes": "4", "chunkSize": "64KiB", "pool": "fast", "spread": "rack", "transport": "tcp", "fsType": "xfs", "authentication": "require", "integrity": "true",
+		"copies": "3", "stripes": "4", "chunkSize": "64KiB", "pool": "fast", "spread": "rack", "transport": "tcp", "fsType": "xfs", "authentication": "require", "integrity": "true", "thin": "true",
 		"csi.storage.k8s.io/pvc/name": "data",
 	})
-	want := parameters{3, 4, 64 * block.KiB, "fast", "rack", "require", true, "tcp", "xfs", map[string]string{"csi.storage.k8s.io/pvc/name": "data"}}
+	want := parameters{3, 4, 64 * block.KiB, "fast", "rack", "require", true, true, "tcp", "xfs", map[string]string{"csi.storage.k8s.io/pvc/name": "data"}}
 	if diff := cmp.Diff(want, p, cmp.AllowUnexported(parameters{})); diff != "" || err != nil {
 		t.Errorf("parseParameters = %v (-want +got):\n%s", err, diff)
 	}

@@ -71,6 +71,23 @@ func TestAttachConnectsMirrorsAndExposes(t *testing.T) {
 	})
 }
 
+// A target without space answers that a write may be repeated. The kernel would do that five times.
+func TestTheKernelRepeatsWritesToThinLegs(t *testing.T) {
+	for _, thin := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, 1, 2)
+			w.attach().Thin = thin
+			w.start()
+			w.until(serving)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.retries != thin {
+				t.Errorf("thin %v: the kernel repeats as often as it can: %v", thin, w.retries)
+			}
+		})
+	}
+}
+
 func TestUncleanVolumesAreEqualizedBeforeTheyAreExposed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1, 2)

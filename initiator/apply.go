@@ -39,6 +39,7 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
+		k.beforeTable(w)
 		return k.column(ctx, w, s, o)
 	case volume.FlushLegs:
 		return k.flushLegs(ctx, s, o)
@@ -134,6 +135,16 @@ func (k *kernelKeeper) call(ctx context.Context, what string, f func() error) er
 // await runs f on its own goroutine, and waits for it with patience.
 func (k *kernelKeeper) await(ctx context.Context, what string, patience time.Duration, f func() error, finish func(error) error) error {
 	return k.Await(ctx, keeper.Call{What: what, Patience: patience}, func(context.Context) error { return f() }, finish)
+}
+
+// beforeTable has the kernel repeat writes for which a target has no space, for as long as it can.
+func (k *kernelKeeper) beforeTable(w *volume.Wanted) {
+	if !w.Thin {
+		return
+	}
+	if err := k.kernel.host.RetryMost(); err != nil {
+		k.log.Warn("a write that finds no space on a thin leg is repeated a few times only, and then the leg is given up", "err", err)
+	}
 }
 
 func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) error {

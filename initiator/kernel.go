@@ -36,6 +36,7 @@ type host interface {
 	DestroySockets(ctx context.Context, p block.Portal) (int, error)
 	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
+	RetryMost() error
 	Probe(h fabrics.Head) error
 	Flush(h fabrics.Head) error
 	MakeEqual(ctx context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error)

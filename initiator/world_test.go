@@ -63,6 +63,7 @@ type world struct {
 	loops   []dm.Loop
 	wait    chan struct{} // closed and replaced at each dm event
 	stuck   bool          // suspends wait for silent legs
+	retries bool          // commands are repeated as often as can be
 
 	epoch      uint64
 	wanted     *pb.InitiatorWanted
@@ -459,6 +460,13 @@ func (w *world) notice(target string) {
 }
 
 func (w *world) SetWriteThrough(fabrics.Head, bool) error { return nil }
+
+func (w *world) RetryMost() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.retries = true
+	return nil
+}
 
 // dialLists is refused: nobody listens beside the targets.
 func (w *world) dialLists(context.Context, string, string) (net.Conn, error) {

@@ -60,6 +60,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/support"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/discovery"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
 	"weft.dev/weft/target/userspace"
@@ -95,6 +96,10 @@ type Config struct {
 	// Support returns more of what support bundles hold of this machine, and nothing secret; nil:
 	// nothing.
 	Support func(context.Context) []support.File
+
+	// Discovery is the TCP port at which the addresses of Portals answer discovery for the whole cluster;
+	// 0: none does.
+	Discovery uint16
 
 	HealthEvery time.Duration // between two readings of a drive's health; 0 means package target's HealthEvery
 
@@ -160,9 +165,10 @@ type Agent struct {
 	stopping bool // reports say so
 
 	// See handover.go.
-	estate  Estate        // of the previous process, and then for the next one
-	settled chan struct{} // closed once the exports of the previous process are there again
-	letIn   func()        // lets hosts in then; nil: there is nothing to do
+	estate  Estate            // of the previous process, and then for the next one
+	settled chan struct{}     // closed once the exports of the previous process are there again
+	letIn   func()            // lets hosts in then; nil: there is nothing to do
+	asked   discovery.Sockets // at which the previous process answered discovery
 }
 
 // kernel is everything that the agent touches; tests have their own.
@@ -180,6 +186,7 @@ type kernel struct {
 	readOnly bool // supports read-only exports
 	// integrity: it keeps legs with checksums.
 	integrity bool
+	thin      bool // serves mapped legs
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel.
 	paths func(map[block.NQN]int)
@@ -230,13 +237,14 @@ func New(c Config) (*Agent, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	k, err := c.kernel()
+	wake := make(chan struct{}, 1)
+	k, err := c.kernel(func() { poke(wake) })
 	if err != nil {
 		return nil, fmt.Errorf("target agent: %w", err)
 	}
 	return &Agent{
 		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
-		wake: make(chan struct{}, 1), rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
+		wake: wake, rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
 		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{}, settled: closed,
 	}, nil
 }
@@ -305,11 +313,12 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
 	defer drives.closeAll()
-	defer func() { a.close(ctx, drives) }()
+	found := discovery.New(a.config.discovery(a.takeDiscovery(), a.log))
+	defer func() { a.close(ctx, drives, found) }()
 	g, ctx := errgroup.WithContext(ctx)
 	health := newMonitor(a.kernel.hardware, a.config.HealthEvery)
 	a.counting.Store(a.kernel.counting)
-	g.Go(func() error { return a.reconcile(ctx, base, drives, health) })
+	g.Go(func() error { return a.reconcile(ctx, base, drives, health, found) })
 	g.Go(func() error { return health.run(ctx, drives) })
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
@@ -319,13 +328,14 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	return g.Wait()
 }
 
-// close ends the exports. serving is the context that has ended.
-func (a *Agent) close(serving context.Context, drives *openDrives) {
+// close ends the exports and discovery. serving is the context that has ended.
+func (a *Agent) close(serving context.Context, drives *openDrives, found *discovery.Controller) {
 	limit := closeFor
 	if handsOver(serving) {
 		limit = handOverFor
-		a.leave(drives)
+		a.leave(drives, found)
 	}
+	found.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
@@ -433,9 +443,10 @@ func (a *Agent) watch(ctx context.Context) error {
 }
 
 // reconcile runs the loop that makes all decisions.
-func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor) error {
+func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *openDrives, health *monitor, found *discovery.Controller) error {
 	r := newReconciler(a, base, drives, health)
 	defer r.closeLists()
+	r.discovery = found
 	timer := beat.NewTicker(lookEvery)
 	defer timer.Stop()
 	for {
@@ -486,10 +497,10 @@ func (a *Agent) currentWanted() *pb.TargetWanted {
 	return a.wanted
 }
 
-func (c Config) kernel() (kernel, error) {
+func (c Config) kernel(hungry func()) (kernel, error) {
 	switch {
 	case c.Datapath == User:
-		return userKernel(c)
+		return userKernel(c, hungry)
 	case c.Datapath != "" && c.Datapath != Kernel:
 		return kernel{}, fmt.Errorf("datapath %q: must be %q or %q", c.Datapath, Kernel, User)
 	case len(c.Files) > 0 || c.FilesOnly:

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/userspace"
 )
 
 // disk is the part of a drive that the agent uses; *drive.Drive.
@@ -23,6 +24,15 @@ type disk interface {
 	ZeroLeg(ctx context.Context, id block.LegID, progress func(done block.Size)) error
 	Erase() error
 	Close() error
+}
+
+// planted is a disk whose mapped legs can be served.
+type planted interface {
+	Trees() map[string]userspace.TreeSeen
+	Prepare(leg block.LegID, size block.Size) error
+	GrowTree(tree string, extents int) error
+	ShrinkTree(tree string, keep block.Size) error
+	FreeLeg(leg block.LegID) error
 }
 
 // hardware is the part of the node's devices that the agent uses.
@@ -64,7 +74,15 @@ func (t tools) do(ctx context.Context, o order) error {
 	case putLeg:
 		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot)) })
 	case freeLeg:
-		return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
+		return t.freeLeg(o)
+	case prepareLeg:
+		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size) })
+	case grantSpace:
+		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })
+	case growTree:
+		return t.planted(o.drive, func(d planted) error { return d.GrowTree(o.tree, o.more) })
+	case shrinkTree:
+		return t.planted(o.drive, func(d planted) error { return d.ShrinkTree(o.tree, keepFree) })
 	case admit:
 		return t.update(o.drive, func(l *drive.Label) error { l.Admit(o.volume, o.epoch); return nil })
 	case noteLoss:
@@ -94,6 +112,34 @@ func (t tools) update(id block.DriveID, change func(*drive.Label) error) error {
 	err = d.Update(change)
 	t.drives.judge(id, err)
 	return err
+}
+
+// planted does something with a drive that has trees.
+func (t tools) planted(id block.DriveID, do func(planted) error) error {
+	d, release, err := t.drives.take(id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	p, ok := d.(planted)
+	if !ok {
+		return errNoTrees
+	}
+	err = do(p)
+	t.drives.judge(id, err)
+	return err
+}
+
+// errNoTrees: only package userspace serves mapped legs.
+var errNoTrees = errors.New("the kernel's data path serves no thin volumes")
+
+// freeLeg takes turns with what opens trees, where there are any.
+func (t tools) freeLeg(o freeLeg) error {
+	err := t.planted(o.drive, func(d planted) error { return d.FreeLeg(o.leg) })
+	if !errors.Is(err, errNoTrees) {
+		return err
+	}
+	return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
 }
 
 // formatDrive also opens the drive, so that the next observation finds it.
@@ -150,7 +196,7 @@ func (t tools) zeroLeg(ctx context.Context, o zeroLeg) error {
 func newRecord(old *pb.LegLabel, o putLeg, boot string) *pb.LegLabel {
 	w := o.leg
 	r := &pb.LegLabel{
-		LegId: w.GetLegId(), Column: w.GetColumn(), Copy: w.GetCopy(), Extents: w.GetExtents(), Image: w.GetImage(),
+		LegId: w.GetLegId(), Column: w.GetColumn(), Copy: w.GetCopy(), Extents: w.GetExtents(), Image: w.GetImage(), TreeId: w.GetTreeId(),
 		Revision: w.GetRevision(), Volume: proto.CloneOf(w.GetVolume()),
 		// The fence of the volume's other legs on this drive applies to this leg too.
 		AdmittedEpoch: uint64(o.floor), BootId: boot, Incarnation: o.incarnation,

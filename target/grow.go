@@ -67,10 +67,14 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 		got = append(got, state)
 	}
 	device := func(size block.Size) []dm.Device {
-		table := legTable(d.number, w.id, drive.ImageOf(record), size)
+		table := legDevice(d.number, record, w.id, size)
 		return []dm.Device{{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}}
 	}
 	size := legSize(w, record, state.Table.Size())
+	if exists && d.trees[record.GetTreeId()].Err != "" { // all I/O fails; opened again, the tree may work
+		p.order(mapLeg{w.id, dm.Step{Op: dm.OpReload, Device: device(size)[0]}})
+		return 0
+	}
 	for _, s := range dm.Diff(got, device(size)) {
 		p.order(mapLeg{w.id, s})
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/discovery"
 )
 
 // A process of the agent can hand over to its next one, which may be of another version. Hosts keep
@@ -58,15 +60,18 @@ const (
 // Estate is what an agent leaves to the next process of its node. It has keys of exports.
 type Estate struct {
 	told      *pb.TargetHandover
-	listeners map[block.Portal]net.Listener
+	listeners sockets
 }
+
+// sockets are listening sockets by where they listen.
+type sockets = map[block.Portal]net.Listener
 
 // handsOver reports whether a context has ended because the next process takes over.
 func handsOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrHandOver) }
 
 // leave notes what the next process takes over, when nothing acts for the manager any more, and stops
 // accepting connections.
-func (a *Agent) leave(drives *openDrives) {
+func (a *Agent) leave(drives *openDrives, found *discovery.Controller) {
 	e := Estate{told: &pb.TargetHandover{}}
 	if wanted := a.currentWanted(); wanted != nil {
 		e.told.Wanted = proto.CloneOf(wanted)
@@ -78,6 +83,10 @@ func (a *Agent) leave(drives *openDrives) {
 			a.log.Warn("not all portals stay open for the next process: hosts may be refused meanwhile", "err", err)
 		}
 	}
+	if e.listeners == nil {
+		e.listeners = sockets{}
+	}
+	maps.Copy(e.listeners, found.Leave())
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.estate = e
@@ -103,9 +112,16 @@ func (a *Agent) Estate() Estate {
 
 // Inherit takes over what the previous process has left, before Run.
 func (a *Agent) Inherit(e Estate) error {
+	a.asked, e.listeners = a.config.discovery(nil, nil).Split(e.listeners)
+	if a.kernel.adopt == nil { // nobody would accept there
+		for _, l := range e.listeners {
+			l.Close() //nolint:errcheck // nothing was accepted on it
+		}
+		e.listeners = nil
+	}
 	if a.kernel.adopt != nil {
 		if err := a.kernel.adopt(e); err != nil {
-			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close())
+			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
 		}
 	}
 	a.estate, a.wanted, a.letIn = e, e.told.GetWanted(), a.kernel.settle
@@ -114,6 +130,17 @@ func (a *Agent) Inherit(e Estate) error {
 		a.settle()
 	}
 	return nil
+}
+
+// discovery is where the agent answers discovery.
+func (c Config) discovery(inherited sockets, log *slog.Logger) discovery.Config {
+	return discovery.Config{Port: c.Discovery, Portals: c.Portals, Listen: c.Listen, Inherited: inherited, Log: log}
+}
+
+// takeDiscovery returns the sockets at which the previous process answered discovery, once.
+func (a *Agent) takeDiscovery() sockets {
+	defer func() { a.asked = nil }()
+	return a.asked
 }
 
 // losses are the incarnations that the previous process could note nowhere.

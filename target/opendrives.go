@@ -429,6 +429,11 @@ func (o *openDrives) list() (devices []*pb.Device, drives map[block.DriveID]driv
 			device: d.device, number: d.number, label: label, err: err,
 			sequence: d.sequence, incarnation: max(label.Incarnation, incarnation(d.disk, label)),
 		}
+		if p, ok := d.disk.(planted); ok {
+			seen := drives[id]
+			seen.trees = p.Trees()
+			drives[id] = seen
+		}
 	}
 	return o.unopened(), drives, o.scanned
 }

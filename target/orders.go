@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 )
 
@@ -47,6 +48,28 @@ type (
 		drive block.DriveID
 		leg   block.LegID
 	}
+	// prepareLeg puts a mapped leg into its tree, or makes it larger there.
+	prepareLeg struct {
+		drive block.DriveID
+		leg   block.LegID
+		size  block.Size
+	}
+	// grantSpace makes the drive's reserve what trees may have and none has.
+	grantSpace struct {
+		drive   block.DriveID
+		extents []*pb.Extent
+	}
+	// growTree gives a tree extents of the reserve, shrinkTree returns those that hold nothing.
+	growTree struct {
+		drive block.DriveID
+		tree  string
+		to    int // that it has then
+		more  int
+	}
+	shrinkTree struct {
+		drive block.DriveID
+		tree  string
+	}
 	// noteLoss records on a drive that acknowledged writes may be lost, so that this is known after
 	// the process has ended.
 	noteLoss struct {
@@ -73,6 +96,10 @@ func (o putLeg) key() string      { return driveKey(o.drive) }
 func (o freeLeg) key() string     { return driveKey(o.drive) }
 func (o admit) key() string       { return driveKey(o.drive) }
 func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
+func (o prepareLeg) key() string  { return zeroLeg{leg: o.leg}.key() }
+func (o grantSpace) key() string  { return driveKey(o.drive) }
+func (o growTree) key() string    { return "tree " + o.tree }
+func (o shrinkTree) key() string  { return "tree " + o.tree }
 func (o noteLoss) key() string    { return driveKey(o.drive) }
 func (o mapLeg) key() string      { return legKey(o.leg) }
 func (o nameLeg) key() string     { return legKey(o.leg) }
@@ -83,6 +110,10 @@ func (o putLeg) about() string      { return legKey(o.leg.id) }
 func (o freeLeg) about() string     { return legKey(o.leg) }
 func (o admit) about() string       { return "volume " + o.volume.String() }
 func (o zeroLeg) about() string     { return legKey(o.leg) }
+func (o prepareLeg) about() string  { return legKey(o.leg) }
+func (o grantSpace) about() string  { return driveKey(o.drive) }
+func (o growTree) about() string    { return driveKey(o.drive) }
+func (o shrinkTree) about() string  { return driveKey(o.drive) }
 func (o noteLoss) about() string    { return driveKey(o.drive) }
 func (o mapLeg) about() string      { return legKey(o.leg) }
 func (o nameLeg) about() string     { return legKey(o.leg) }
@@ -98,6 +129,18 @@ func (o admit) String() string {
 }
 func (o zeroLeg) String() string { return fmt.Sprintf("zero leg %v", o.leg) }
 func (o mapLeg) String() string  { return o.step.String() }
+func (o prepareLeg) String() string {
+	return fmt.Sprintf("prepare leg %v of %v in its tree", o.leg, o.size)
+}
+func (o grantSpace) String() string {
+	return fmt.Sprintf("record extents %v for the trees of drive %v", o.extents, o.drive)
+}
+func (o growTree) String() string {
+	return fmt.Sprintf("give tree %s %d more extents of drive %v, up to %d", o.tree, o.more, o.drive, o.to)
+}
+func (o shrinkTree) String() string {
+	return fmt.Sprintf("return empty extents of tree %s to drive %v", o.tree, o.drive)
+}
 func (o noteLoss) String() string {
 	return fmt.Sprintf("record on drive %v that it has lost acknowledged writes, as incarnation %d", o.drive, o.incarnation)
 }

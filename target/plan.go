@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
 )
 
 // dmPrefix begins the name and the uuid of each mapped leg.
@@ -49,6 +50,9 @@ type driveSeen struct {
 	number block.DeviceNumber
 	label  *drive.Label
 	err    string // why it cannot be used
+
+	// trees are those that are open; nil where mapped legs cannot be served.
+	trees map[string]userspace.TreeSeen
 
 	incarnation uint32 // if higher than the label's: acknowledged writes may be lost
 	sequence    string // of the disk
@@ -93,6 +97,9 @@ func makePlan(s seen, w wanted, legDir string, portals []block.Portal) plan {
 		if d.incarnation > d.label.Incarnation && p.unusable(d) == "" {
 			p.order(noteLoss{id, d.incarnation})
 		}
+	}
+	for id, d := range s.drives {
+		p.space(id, d)
 	}
 	for _, l := range w.legs {
 		p.leg(l)

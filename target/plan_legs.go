@@ -37,6 +37,10 @@ func (p *planner) leg(w wantedLeg) {
 	if cause != "" {
 		return
 	}
+	if cause = p.mappedLeg(w, have, report); cause != "" {
+		report.Error = cause
+		return
+	}
 	record := legRecord(have.label, w.id)
 	change, err := recordChange(record, w)
 	if err != nil {
@@ -50,11 +54,7 @@ func (p *planner) leg(w wantedLeg) {
 	if record == nil {
 		return
 	}
-	if drive.Whole(record) {
-		report.ZeroedBytes = w.GetSizeBytes()
-	} else {
-		p.order(zeroLeg{w.drive, w.id})
-	}
+	p.prepare(w, record, report)
 	if !record.GetZeroed() {
 		return
 	}
@@ -76,6 +76,18 @@ func (p *planner) unservable(w wantedLeg, on driveSeen) string {
 		return "its volume keeps checksums, which only the user-space data path of a target does"
 	}
 	return ""
+}
+
+// prepare orders what the leg's record lacks before the leg can be mapped.
+func (p *planner) prepare(w wantedLeg, record *pb.LegLabel, report *pb.LegReport) {
+	switch size := block.Size(w.GetSizeBytes()); {
+	case drive.Mapped(record) && drive.Zeroed(record) < size:
+		p.order(prepareLeg{w.drive, w.id, size})
+	case drive.Whole(record):
+		report.ZeroedBytes = w.GetSizeBytes()
+	default:
+		p.order(zeroLeg{w.drive, w.id})
+	}
 }
 
 func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {
@@ -118,6 +130,14 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 		return fmt.Sprintf("record generation %d, revision %d of", want.GetGeneration(), w.GetRevision()), nil
 	}
 	return "", nil
+}
+
+// legDevice is the table of a leg.
+func legDevice(n block.DeviceNumber, record *pb.LegLabel, id block.LegID, size block.Size) dm.Table {
+	if drive.Mapped(record) {
+		return userspace.MappedTable(n, record.GetTreeId(), id, size)
+	}
+	return legTable(n, id, drive.ImageOf(record), size)
 }
 
 // legTable maps the first size bytes of a leg.

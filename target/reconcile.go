@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/discovery"
 	"weft.dev/weft/target/nvmet"
 )
 
@@ -29,6 +30,8 @@ type reconciler struct {
 	names  naming
 	jobs   *jobs
 	legDir string
+
+	discovery *discovery.Controller
 
 	mapper  lazy[mapper]
 	exports lazy[exporter]
@@ -97,6 +100,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.publish(s, p)
 		return false
 	}
+	r.discovery.Tell(message)
 	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
 		return false
 	}
@@ -243,6 +247,9 @@ func (r *reconciler) authenticates(spoken bool) pb.Ability {
 
 func (r *reconciler) publish(s seen, p plan) {
 	problems := append(p.problems, r.jobs.problems()...)
+	for _, p := range r.discovery.Problems() {
+		problems = append(problems, problem{p.Where, "listen", p.Cause})
+	}
 	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
 		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {
@@ -253,7 +260,7 @@ func (r *reconciler) publish(s seen, p plan) {
 		problems = append(problems, problem{exportObject(f.Step.Object), f.Step.String(), f.Err.Error()})
 	}
 	report := proto.CloneOf(r.base)
-	report.Generation, report.Stopping = r.reached, r.agent.isStopping()
+	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}

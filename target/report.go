@@ -66,7 +66,10 @@ func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
 	r := &pb.DriveReport{
 		DriveId: id.String(), ClusterId: d.label.Cluster.String(), Device: d.device,
 		Extents: uint32(drive.Extents(d.label.Size)), LabelGeneration: d.label.Generation, Error: d.err,
-		Incarnation: d.identity(),
+		Incarnation: d.identity(), Reserve: d.label.Reserve,
+	}
+	for _, t := range d.label.Trees {
+		r.Trees = append(r.Trees, proto.CloneOf(t))
 	}
 	for _, l := range d.label.Legs {
 		r.Legs = append(r.Legs, proto.CloneOf(l))

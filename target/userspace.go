@@ -17,9 +17,9 @@ import (
 )
 
 // userKernel serves from this process in place of the kernel.
-func userKernel(c Config) (kernel, error) {
+func userKernel(c Config, hungry func()) (kernel, error) {
 	m, err := userspace.New(userspace.Config{
-		Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label,
+		Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label, Hungry: hungry,
 		LossDir: filepath.Join("/", c.Root, "dev/weft/losses"), Log: c.Log,
 	})
 	if err != nil {
@@ -33,7 +33,7 @@ func userKernel(c Config) (kernel, error) {
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
 		watch:    watchUser(c),
 		close:    m.Close,
-		readOnly: true, integrity: true,
+		readOnly: true, integrity: true, thin: true,
 		paths:    m.Exports.SetPaths,
 		refusals: m.Exports.Refusals,
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },

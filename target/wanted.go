@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
 )
 
 // wanted is a pb.TargetWanted with its identifiers checked. Without a cluster it demands nothing,
@@ -19,7 +20,8 @@ type wanted struct {
 	legs       []wantedLeg
 	admissions map[block.VolumeID]block.Epoch
 	exports    []wantedExport
-	problems   []problem // including the entries that could not be parsed
+	space      map[block.DriveID][]*pb.Extent // what the trees of a drive may have
+	problems   []problem                      // including the entries that could not be parsed
 }
 
 type wantedDrive struct {
@@ -53,7 +55,7 @@ type wantedNamespace struct {
 // parseWanted skips entries that it cannot parse and reports them: one bad entry must not hold up
 // the rest.
 func parseWanted(m *pb.TargetWanted) wanted {
-	w := wanted{admissions: map[block.VolumeID]block.Epoch{}}
+	w := wanted{admissions: map[block.VolumeID]block.Epoch{}, space: map[block.DriveID][]*pb.Extent{}}
 	var err error
 	if w.cluster, err = block.ParseClusterID(m.GetClusterId()); err != nil && m.GetClusterId() != "" {
 		w.bad("cluster", err)
@@ -73,6 +75,14 @@ func parseWanted(m *pb.TargetWanted) wanted {
 			continue
 		}
 		w.legs = append(w.legs, leg)
+	}
+	for _, s := range m.GetSpace() {
+		id, err := block.ParseDriveID(s.GetDriveId())
+		if err != nil {
+			w.bad("space of drive "+s.GetDriveId(), err)
+			continue
+		}
+		w.space[id] = s.GetExtents()
 	}
 	for _, a := range m.GetAdmissions() {
 		v, err := block.ParseVolumeID(a.GetVolumeId())
@@ -115,10 +125,24 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 	if err := image.Check(); err != nil {
 		return l, err
 	}
-	if size := block.Size(m.GetSizeBytes()); size == 0 || size%block.MiB != 0 || size > image.Room() {
+	size := block.Size(m.GetSizeBytes())
+	if drive.Mapped(m) {
+		return l, checkMapped(m, size)
+	}
+	if size == 0 || size%block.MiB != 0 || size > image.Room() {
 		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, image.Room())
 	}
 	return l, nil
+}
+
+func checkMapped(m *pb.WantedLeg, size block.Size) error {
+	if _, err := block.ParseUUID(m.GetTreeId()); err != nil {
+		return fmt.Errorf("tree: %w", err)
+	}
+	if size == 0 || size%block.MiB != 0 || size > userspace.MaxMapped {
+		return fmt.Errorf("size %v: must be a multiple of 1MiB, at most %v", size, userspace.MaxMapped)
+	}
+	return nil
 }
 
 func parseExport(m *pb.WantedExport) (e wantedExport, err error) {

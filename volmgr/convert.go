@@ -120,6 +120,7 @@ func pbNode(n cluster.Node) *pb.Node {
 		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
 		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
 		MaintainedUntil: pbTime(n.MaintainedUntil), StopWaitsFor: n.StopWaits, StopsIoOf: n.StopsIO,
+		Stock: n.Stock,
 	}
 }
 
@@ -169,6 +170,7 @@ func pbDrive(d cluster.Drive) *pb.Drive {
 		SizeBytes: uint64(d.Size), BlockSize: d.BlockSize, NumaNode: d.NUMANode, VolatileCache: d.VolatileCache,
 		Labels: d.Labels, State: toEnum[pb.DriveState](pb.DriveState_value, driveStatePrefix, d.State), Reason: d.Reason,
 		CapacityBytes: uint64(d.Capacity), AllocatedBytes: uint64(d.Allocated), Health: pbHealth(d.Health),
+		ThinBytes: uint64(d.Thin), ThinUsedBytes: uint64(d.ThinUsed), ProvisionedBytes: uint64(d.Promised),
 	}
 }
 
@@ -186,7 +188,7 @@ func fromDrivePolicy(p *pb.DrivePolicy) drivepolicy.Policy {
 func pbPool(p cluster.Pool) *pb.Pool {
 	return &pb.Pool{
 		Name: p.Name, Selector: p.Selector, CapacityBytes: uint64(p.Capacity), AllocatedBytes: uint64(p.Allocated), Drives: uint32(p.Drives),
-		Rebalance: pbRebalance(p.Rebalance),
+		Rebalance: pbRebalance(p.Rebalance), ProvisionedBytes: uint64(p.Promised),
 	}
 }
 
@@ -225,7 +227,10 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		ExpandingToBytes: uint64(v.ExpandingTo), Formatted: v.Formatted, FenceWaitsFor: v.FenceWaitsFor, Scrub: pbScrub(v.Scrub),
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
 		Authentication:        cmp.Or(v.Authentication, block.PropertyAuthentication.Default),
-		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild),
+		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild), Thin: v.Thin,
+	}
+	for _, l := range v.Legs {
+		out.UsedBytes += uint64(l.Used)
 	}
 	for i := range v.PastScrubs {
 		out.PastScrubs = append(out.PastScrubs, pbScrub(&v.PastScrubs[i]))
@@ -249,7 +254,7 @@ func pbLeg(volume block.VolumeID, l cluster.Leg) *pb.Leg {
 		Id: l.ID.String(), VolumeId: volume.String(), Column: uint32(l.Column), Copy: uint32(l.Copy),
 		DriveId: l.Drive.String(), Node: string(l.Node), Extents: list(l.Extents, pbExtent),
 		State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State), Revision: l.Revision,
-		StaleSince: pbTime(l.StaleSince), Reason: l.Reason,
+		StaleSince: pbTime(l.StaleSince), Reason: l.Reason, UsedBytes: uint64(l.Used), Full: l.Full,
 	}
 }
 
@@ -262,6 +267,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
 		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
 		AuthenticatesWith: list(a.AuthenticatesWith, func(n block.NodeName) string { return string(n) }),
+		StockNqn:          string(a.StockNQN),
 	}
 }
 
@@ -362,7 +368,15 @@ func targetWanted(w cluster.TargetWanted) *pb.TargetWanted {
 	return &pb.TargetWanted{
 		Term: w.Term, Generation: w.Generation, ClusterId: w.ClusterID.String(), Drives: list(w.Drives, pbWantedDrive), Legs: list(w.Legs, pbWantedLeg),
 		Admissions: list(w.Admissions, pbAdmission), Exports: list(w.Exports, pbWantedExport), MayStop: w.MayStop, Scale: parts.Understood(),
+		Space: list(w.Space, func(s cluster.WantedSpace) *pb.WantedSpace {
+			return &pb.WantedSpace{DriveId: s.Drive.String(), Extents: list(s.Extents, pbExtent)}
+		}),
+		Discovery: list(w.Discovered, pbDiscovered), Discovers: w.Discovers,
 	}
+}
+
+func pbDiscovered(d cluster.Discovered) *pb.Discovered {
+	return &pb.Discovered{VolumeId: d.Volume.String(), HostNqn: string(d.Host), Nqn: string(d.NQN), Portal: pbPortal(d.Portal), Away: d.Away, Keys: pbKeys(d.Keys)}
 }
 
 func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
@@ -371,9 +385,18 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
-		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
+		TreeId: treeText(l.Tree),
+		LegId:  l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
 	}
+}
+
+// treeText is empty for a leg that is in no tree.
+func treeText(tree block.UUID) string {
+	if tree.IsZero() {
+		return ""
+	}
+	return tree.String()
 }
 
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
@@ -396,7 +419,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
-		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate),
+		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin,
 	}
 }
 
@@ -492,7 +515,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
-		Integrity: r.Integrity, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
+		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
 		HandsOver: r.HandsOver,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
@@ -563,7 +586,17 @@ func fromDriveReport(d *pb.DriveReport) (out cluster.DriveReport, err error) {
 	if out.Cluster, err = maybe("drives.cluster_id", d.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
 	}
+	out.Reserve = list(d.Reserve, fromExtent)
+	if out.Trees, err = listErr(d.Trees, fromTreeLabel); err != nil {
+		return out, err
+	}
 	out.Legs, err = listErr(d.Legs, fromLegLabel)
+	return out, err
+}
+
+func fromTreeLabel(t *pb.TreeLabel) (out cluster.TreeReport, err error) {
+	out.Extents = list(t.Extents, fromExtent)
+	out.Tree, err = field("drives.trees.tree_id", t.TreeId, block.ParseUUID)
 	return out, err
 }
 
@@ -581,9 +614,13 @@ func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
 	return out, err
 }
 
+// pbImage returns the kind of an image.
 func pbImage(i image.Image) pb.ImageKind {
-	if i.Kind == image.Checked {
+	switch i.Kind {
+	case image.Checked:
 		return pb.ImageKind_IMAGE_KIND_CHECKED
+	case image.Mapped:
+		return pb.ImageKind_IMAGE_KIND_MAPPED
 	}
 	return pb.ImageKind_IMAGE_KIND_PLAIN
 }
@@ -596,6 +633,8 @@ func fromImage(kind pb.ImageKind, extents []*pb.Extent) image.Image {
 		out.Kind = image.Plain
 	case pb.ImageKind_IMAGE_KIND_CHECKED:
 		out.Kind = image.Checked
+	case pb.ImageKind_IMAGE_KIND_MAPPED:
+		out.Kind = image.Mapped
 	}
 	return out
 }
@@ -636,7 +675,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 }
 
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
-	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error}
+	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full}
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

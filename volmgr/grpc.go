@@ -350,7 +350,7 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
 		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment), Data: int(r.Data), Parity: int(r.Parity),
-		Authentication: r.Authentication, Integrity: r.Integrity,
+		Authentication: r.Authentication, Integrity: r.Integrity, Thin: r.Thin,
 	}
 	return call(ctx, m, in, pbVolume)
 }
@@ -360,7 +360,7 @@ func fromSegment(g *pb.Segment) cluster.Segment { return g.GetLabels() }
 // GetCapacity returns the space for volumes of one kind.
 func (m *Manager) GetCapacity(ctx context.Context, r *pb.GetCapacityRequest) (*pb.Capacity, error) {
 	in := cluster.CreateVolume{
-		Copies: int(r.Copies), Stripes: int(r.Stripes), Pool: r.Pool, Spread: r.Spread, Topology: list(r.Topology, fromSegment), Integrity: r.Integrity,
+		Copies: int(r.Copies), Stripes: int(r.Stripes), Pool: r.Pool, Spread: r.Spread, Topology: list(r.Topology, fromSegment), Integrity: r.Integrity, Thin: r.Thin,
 	}
 	return read(ctx, m, func(s *cluster.State) (cluster.Capacity, error) { return s.Capacity(in) }, func(c cluster.Capacity) *pb.Capacity {
 		return &pb.Capacity{

@@ -294,7 +294,7 @@ func TestManagersThatDoNotKnowTheLevelEnd(t *testing.T) {
 	ps, all := three(t)
 	all[0].stop()
 	<-all[0].stopped
-	ps.level, ps.ends = 3, cluster.ErrLevel
+	ps.level, ps.ends = block.KnownLevel+1, cluster.ErrLevel
 	later := ps.start(all[0].cfg.Dir, "m1:9800")
 	eventually(t, "the later version leads", func() bool {
 		for _, p := range all[1:] {
@@ -302,7 +302,7 @@ func TestManagersThatDoNotKnowTheLevelEnd(t *testing.T) {
 		}
 		return later.shared().Status().Role == quorum.Leader
 	})
-	_, err := later.step(t.Context(), cluster.RaiseLevel{To: 3})
+	_, err := later.step(t.Context(), cluster.RaiseLevel{To: block.KnownLevel + 1})
 	if err != nil && !errors.Is(err, ErrOutcomeUnknown) { // there is no majority any more
 		t.Fatal(err)
 	}

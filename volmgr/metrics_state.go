@@ -26,12 +26,17 @@ var (
 	nodesDesc       = desc(metric.Nodes, "Nodes by agent and whether it is online.", "agent", "online")
 	capacityDesc    = desc(metric.CapacityBytes, "Capacity of all drives.")
 	allocatedDesc   = desc(metric.AllocatedBytes, "Capacity that legs take.")
+	promisedDesc    = desc(metric.PromisedBytes, "What all legs take if they are written whole; more than the capacity if thin volumes are over-committed.")
 	attachmentsDesc = desc(metric.Attachments, "Attachments by state.", "state")
 
 	poolCapacityDesc   = desc(metric.PoolCapacityBytes, "Capacity of a pool's drives.", "pool")
 	poolAllocatedDesc  = desc(metric.PoolAllocatedBytes, "Capacity of a pool's drives that legs take.", "pool")
 	driveCapacityDesc  = desc(metric.DriveCapacityBytes, "Capacity of a drive.", "drive", "node")
 	driveAllocatedDesc = desc(metric.DriveAllocatedBytes, "Capacity of a drive that legs take.", "drive", "node")
+
+	driveThinDesc  = desc(metric.DriveThinBytes, "Capacity of a drive that thin volumes have, or may take at any time.", "drive", "node")
+	volumeUsedDesc = desc(metric.VolumeUsedBytes, "Space that the data of all legs of a thin volume takes; at most 100 volumes, those that take most.", "volume")
+	volumeFullDesc = desc(metric.VolumeFull, "1 for a thin volume whose writes wait for space; at most 100 of them.", "volume")
 
 	versionsDesc    = desc(metric.Versions, "Different versions of Weft that managers and agents run.")
 	levelDesc       = desc(metric.Level, "The cluster's level.")
@@ -49,8 +54,8 @@ var (
 )
 
 var stateDescs = []*prometheus.Desc{
-	volumesDesc, drivesDesc, nodesDesc, capacityDesc, allocatedDesc, attachmentsDesc,
-	poolCapacityDesc, poolAllocatedDesc, driveCapacityDesc, driveAllocatedDesc, versionsDesc, levelDesc, newestLevelDesc, backedUpDesc,
+	volumesDesc, drivesDesc, nodesDesc, capacityDesc, allocatedDesc, promisedDesc, attachmentsDesc,
+	poolCapacityDesc, poolAllocatedDesc, driveCapacityDesc, driveAllocatedDesc, driveThinDesc, volumeUsedDesc, volumeFullDesc, versionsDesc, levelDesc, newestLevelDesc, backedUpDesc,
 	copiesLeftDesc, rebuildLeftDesc, scrubOpenDesc, repairsDesc, repairsFailedDesc, driveProblemDesc, nodeOfflineDesc, agentProblemsDesc,
 }
 
@@ -89,11 +94,14 @@ func (out gauges) state(state *cluster.State) {
 // space shows drives and pools.
 func (out gauges) space(state *cluster.State) {
 	states := map[string]int{}
-	var capacity, allocated float64
+	var capacity, allocated, promised float64
 	for _, d := range state.Drives("") {
 		id, node := d.ID.String(), string(d.Node)
 		states[string(d.State)]++
-		capacity, allocated = capacity+float64(d.Capacity), allocated+float64(d.Allocated)
+		capacity, allocated, promised = capacity+float64(d.Capacity), allocated+float64(d.Allocated), promised+float64(d.Promised)
+		if d.Thin > 0 {
+			out.set(driveThinDesc, float64(d.Thin), id, node)
+		}
 		out.set(driveCapacityDesc, float64(d.Capacity), id, node)
 		out.set(driveAllocatedDesc, float64(d.Allocated), id, node)
 		switch d.State {
@@ -104,6 +112,7 @@ func (out gauges) space(state *cluster.State) {
 	out.counts(drivesDesc, states)
 	out.set(capacityDesc, capacity)
 	out.set(allocatedDesc, allocated)
+	out.set(promisedDesc, promised)
 	for _, p := range state.PoolsAfter("") {
 		out.set(poolCapacityDesc, float64(p.Capacity), p.Name)
 		out.set(poolAllocatedDesc, float64(p.Allocated), p.Name)
@@ -144,6 +153,7 @@ func (out gauges) volumes(all []cluster.Volume) {
 	health := map[string]int{}
 	copies, left, open := map[string]int{}, map[string]int{}, map[string]int{}
 	repairs, failed := map[string]int{}, map[string]int{}
+	used, full := map[string]int{}, map[string]int{}
 	for i := range all {
 		v := &all[i]
 		name := string(v.Name)
@@ -156,6 +166,14 @@ func (out gauges) volumes(all []cluster.Volume) {
 				left[name] += int(cmp.Or(r.Total, v.Layout.LegSize(v.Size)) - r.Done) // all of it while the host has said nothing
 			}
 		}
+		for _, l := range v.Legs {
+			if v.Thin {
+				used[name] += int(l.Used)
+			}
+			if l.Full {
+				full[name] = 1
+			}
+		}
 		if n := v.Open(); n > 0 {
 			open[name] = n
 		}
@@ -166,6 +184,9 @@ func (out gauges) volumes(all []cluster.Volume) {
 	out.counts(volumesDesc, health)
 	out.worst(copiesLeftDesc, copies, cmp.Compare)
 	out.worst(rebuildLeftDesc, left, func(a, b int) int { return cmp.Compare(b, a) })
+	most := func(a, b int) int { return cmp.Compare(b, a) }
+	out.worst(volumeUsedDesc, used, most)
+	out.worst(volumeFullDesc, full, most)
 	out.worst(scrubOpenDesc, open, func(a, b int) int { return cmp.Compare(b, a) })
 	out.worst(repairsDesc, repairs, func(a, b int) int { return cmp.Compare(b, a) })
 	out.worst(repairsFailedDesc, failed, func(a, b int) int { return cmp.Compare(b, a) })

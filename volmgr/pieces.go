@@ -32,7 +32,7 @@ func (p pieces[M]) list(changed map[block.VolumeID]bool) (all []parts.Piece[M]) 
 }
 
 func cutTarget(w *pb.TargetWanted) (head *pb.TargetWanted, all pieces[*pb.TargetWanted]) {
-	all = pieces[*pb.TargetWanted]{drivesKey: {Drives: w.Drives}}
+	all = pieces[*pb.TargetWanted]{drivesKey: {Drives: w.Drives, Space: w.Space}}
 	piece := func(volume string) *pb.TargetWanted {
 		if all[volume] == nil {
 			all[volume] = &pb.TargetWanted{}
@@ -51,7 +51,11 @@ func cutTarget(w *pb.TargetWanted) (head *pb.TargetWanted, all pieces[*pb.Target
 		p := piece(x.VolumeId)
 		p.Exports = append(p.Exports, x)
 	}
-	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term, MayStop: w.MayStop}, all
+	for _, d := range w.Discovery {
+		p := piece(d.VolumeId)
+		p.Discovery = append(p.Discovery, d)
+	}
+	return &pb.TargetWanted{Generation: w.Generation, ClusterId: w.ClusterId, Term: w.Term, MayStop: w.MayStop, Discovers: w.Discovers}, all
 }
 
 func cutInitiator(w *pb.InitiatorWanted) (head *pb.InitiatorWanted, all pieces[*pb.InitiatorWanted]) {

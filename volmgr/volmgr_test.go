@@ -706,8 +706,10 @@ func TestConversionsForgetNoField(t *testing.T) {
 	unset(t, v.ProtoReflect(), "Volume", map[string]bool{"VolumeLeg.stale_since": true, "Volume.legs.stale_since": true, "Volume.legs.reason": true,
 		"Volume.legs.column": true, "Volume.legs.copy": true, "Volume.legs.revision": true, "Volume.legs.extents.start": true, "Volume.clean": true,
 		"Volume.layout.data": true, "Volume.layout.parity": true, // a mirror has none
-		"Volume.layout.integrity": true,                             // it keeps no checksums
-		"Volume.scrub":            true, "Volume.past_scrubs": true, // there was none
+		"Volume.layout.integrity": true,                                                                                      // it keeps no checksums
+		"Volume.thin":             true, "Volume.used_bytes": true, "Volume.legs.used_bytes": true, "Volume.legs.full": true, // it is not thin
+		"Volume.attachment.stock_nqn": true, "Volume.attachments.stock_nqn": true, // its host has an agent
+		"Volume.scrub": true, "Volume.past_scrubs": true, // there was none
 		"Volume.scrub_every_seconds": true, "Volume.scrub_bytes_per_second": true, // nor a schedule
 		"Volume.rebuild_bytes_per_second": true, "Volume.rebuilds": true, // nor a rebuild
 		"Volume.expanding_to_bytes": true, "Volume.formatted": true, "Volume.fence_waits_for": true, "Volume.attachments.waiting_for": true,

@@ -49,7 +49,10 @@ have unmounted it, or the kernel refuses the mount.
 
 With --mode shared-block several nodes can write to the raw device, for live
 migration or a cluster file system. An ordinary file system is destroyed by
-that. The volume must have one copy.`,
+that. The volume must have one copy.
+
+A host without Weft's agent ("weft node add") gets no device: the command prints
+the NQN that the host connects to.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m
@@ -88,8 +91,8 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 		}
 	}
 	return out.Print(a, func(w io.Writer) {
-		if a.GetDevice() != "" {
-			fmt.Fprintln(w, a.GetDevice())
+		if name := cmp.Or(a.GetDevice(), a.GetStockNqn()); name != "" {
+			fmt.Fprintln(w, name)
 		}
 	})
 }

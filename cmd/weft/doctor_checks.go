@@ -94,12 +94,12 @@ func (d doctor) checkMD() finding {
 }
 
 // checkAutoconnect looks for nvme-cli's rule, which connects everything that a discovery controller
-// names, with timeouts that differ from Weft's.
+// names, with timeouts that differ from Weft's. A host without an agent uses that rule.
 func (d doctor) checkAutoconnect() finding {
 	f := finding{Way: "nvmf-autoconnect", OK: true, Why: "no other program connects to targets by itself"}
 	const rule = "70-nvmf-autoconnect.rules"
 	if d.udev() && d.has("usr/lib/udev/rules.d/"+rule, "lib/udev/rules.d/"+rule) && !d.has("etc/udev/rules.d/"+rule) {
-		f.OK, f.Why = false, "nvme-cli's udev rule connects to subsystems of discovery controllers, with its own timeouts"
+		f.OK, f.Why = false, "nvme-cli's udev rule connects to subsystems of discovery controllers, with its own timeouts, which only a host without weft initiator wants"
 		f.Fix = "ln -s /dev/null /etc/udev/rules.d/" + rule
 	}
 	return f

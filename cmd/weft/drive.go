@@ -95,7 +95,7 @@ func runDriveList(ctx context.Context, api pb.ManagerClient, o driveListOptions,
 		for _, d := range drives.GetDrives() {
 			rows = append(rows, []string{
 				cli.ShortID(d.GetId()), d.GetNode(), d.GetDevice(), d.GetModel(), cli.Size(d.GetCapacityBytes()),
-				cli.Used(d.GetAllocatedBytes(), d.GetCapacityBytes()), pb.Word(d.GetState()), cli.Pairs(d.GetLabels()), d.GetReason(),
+				cli.Promised(d.GetAllocatedBytes(), d.GetProvisionedBytes(), d.GetCapacityBytes()), pb.Word(d.GetState()), cli.Pairs(d.GetLabels()), d.GetReason(),
 			})
 		}
 		cli.Table(w, "DRIVE NODE DEVICE MODEL CAPACITY USED STATE LABELS REASON", rows...)

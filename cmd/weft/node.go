@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -19,7 +20,7 @@ import (
 
 func newNode(g *cli.Globals) *cobra.Command {
 	return cli.Group("node", "Manage nodes: the machines that run agents",
-		g.Watched(newNodeList(g)), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeRemove(g))
+		g.Watched(newNodeList(g)), newNodeLabel(g), newNodeCordon(g), newNodeDrain(g), newNodeMaintain(g), newNodeUncordon(g), newNodeConfirmDead(g), newNodeAdd(g), newNodeRemove(g))
 }
 
 func newNodeList(g *cli.Globals) *cobra.Command {
@@ -43,7 +44,7 @@ func runNodeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) err
 		var rows [][]string
 		for _, n := range nodes.GetNodes() {
 			rows = append(rows, []string{
-				n.GetName(), agentText(out, n, n.GetTarget()), agentText(out, n, n.GetInitiator()),
+				n.GetName(), agentText(out, n, n.GetTarget()), initiatorText(out, n),
 				cli.Pairs(n.GetLabels()), portals(n.GetPortals()), problems(n),
 			})
 		}
@@ -64,6 +65,14 @@ func agentText(o *cli.Output, n *pb.Node, a *pb.AgentStatus) string {
 		return "online"
 	}
 	return "offline " + o.Age(a.GetSeen())
+}
+
+// initiatorText is agentText for initiators. A host that was added by hand has none.
+func initiatorText(o *cli.Output, n *pb.Node) string {
+	if n.GetStock() {
+		return "no agent"
+	}
+	return agentText(o, n, n.GetInitiator())
 }
 
 func portals(all []*pb.Portal) string {
@@ -394,4 +403,51 @@ copy is made by the host to which the volume is attached.`,
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the `node` that gets the leg; any by default")
 	return cmd
+}
+
+type nodeAddOptions struct {
+	node, nqn    string
+	authenticate bool
+}
+
+func newNodeAdd(g *cli.Globals) *cobra.Command {
+	var o nodeAddOptions
+	cmd := &cobra.Command{
+		Use:   "add NODE",
+		Short: "Add a host without Weft's agent, which uses Linux's own NVMe tools",
+		Long: `Add a host that does not run "weft initiator". Volumes of one column and one copy
+can be attached to it; "nvme discover" and "nvme connect-all" on the host then
+find them at port 8009 of any target. Nodes with agents join by themselves and
+are not added.
+
+With --authenticate the host proves its identity to the targets, and they
+theirs to it (DH-HMAC-CHAP). The command prints both secrets, as nvme-cli takes
+them, and prints the same ones again when it is repeated.`,
+		Example: `  weft node add h1 --host-nqn "$(ssh h1 cat /etc/nvme/hostnqn)"
+  weft node add h1 --host-nqn nqn.2014-08.org.nvmexpress:uuid:5d3e... --authenticate`,
+		Args: cli.Takes("NODE"),
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			o.node = args[0]
+			return runNodeAdd(ctx, api, o, out)
+		}),
+	}
+	cmd.Flags().StringVar(&o.nqn, "host-nqn", "", "`NQN` of the host, from its /etc/nvme/hostnqn")
+	cmd.Flags().BoolVar(&o.authenticate, "authenticate", false, "the host proves its identity")
+	return cmd
+}
+
+func runNodeAdd(ctx context.Context, api pb.ManagerClient, o nodeAddOptions, out *cli.Output) error {
+	if o.nqn == "" {
+		return cli.UsageError{Err: errors.New("--host-nqn: missing"), Hint: "on the host: cat /etc/nvme/hostnqn, or nvme gen-hostnqn"}
+	}
+	added, err := api.AddHost(ctx, &pb.AddHostRequest{Node: o.node, HostNqn: o.nqn, Authenticate: o.authenticate})
+	if err != nil {
+		return err
+	}
+	out.Say("host %s is known; attach volumes with --stripes 1 --copies 1 to it: `weft attach VOLUME --node %s`", o.node, o.node)
+	return out.Print(added, func(w io.Writer) {
+		if added.GetHostSecret() != "" {
+			fmt.Fprintf(w, "--dhchap-secret=%s\n--dhchap-ctrl-secret=%s\n", added.GetHostSecret(), added.GetControllerSecret())
+		}
+	})
 }

@@ -162,7 +162,7 @@ func runPoolList(ctx context.Context, api pb.ManagerClient, out *cli.Output) err
 		for _, p := range pools.GetPools() {
 			rows = append(rows, []string{
 				p.GetName(), cli.Pairs(p.GetSelector()), strconv.Itoa(int(p.GetDrives())), cli.Size(p.GetCapacityBytes()),
-				cli.Used(p.GetAllocatedBytes(), p.GetCapacityBytes()), rebalancing(p),
+				cli.Promised(p.GetAllocatedBytes(), p.GetProvisionedBytes(), p.GetCapacityBytes()), rebalancing(p),
 			})
 		}
 		cli.Table(w, "POOL SELECTS DRIVES CAPACITY USED REBALANCING", rows...)

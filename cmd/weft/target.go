@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/target"
+	"weft.dev/weft/target/discovery"
 )
 
 type targetOptions struct {
@@ -27,6 +28,8 @@ type targetOptions struct {
 	datapath string
 	files    []string
 	health   time.Duration
+
+	discovery uint16
 }
 
 func newTarget(g *cli.Globals) *cobra.Command {
@@ -73,6 +76,7 @@ manager withdraws them.`,
 	cmd.Flags().StringArrayVar(&o.portals, "portal", nil, "`address` at which clients reach this node, tcp://ADDRESS[:4420][#RAIL] or rdma://…, or its network, tcp://198.51.100.0/24; may be repeated")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringArrayVar(&o.files, "drive-file", nil, "`file` that can be added as a drive, with --datapath user; may be repeated")
+	cmd.Flags().Uint16Var(&o.discovery, "discovery", discovery.Port, "TCP `port` at which the portals' addresses tell hosts without an agent of their volumes; 0: none")
 	cmd.Flags().DurationVar(&o.health, "health-every", target.HealthEvery, "`time` between two readings of a drive's health, at least 5s")
 	return cmd
 }
@@ -103,7 +107,7 @@ func runTarget(ctx context.Context, o targetOptions, g *cli.Globals) error {
 			a, err := target.New(target.Config{
 				Node: b.node, Labels: b.labels, Portals: portals, Manager: b.manager, Next: b.next, Version: version(), Log: b.log,
 				Datapath: target.Datapath(datapath), Files: files, HealthEvery: o.health, Goodbye: goodbye(target.Datapath(datapath)),
-				Support: b.support, HandsOver: relay.Followed(),
+				Support: b.support, HandsOver: relay.Followed(), Discovery: o.discovery,
 			})
 			if err != nil {
 				return nil, err

@@ -50,6 +50,7 @@ type volumeCreateOptions struct {
 	pool, spread    string
 	authentication  string
 	integrity       bool
+	thin            bool
 	labels          []string
 	wait            bool
 }
@@ -64,9 +65,14 @@ A copy of a column is a leg: space on one drive. The legs of a column are on
 different nodes, or on nodes that differ in the --spread label. Creating an
 existing volume with the same parameters succeeds.
 
+A thin volume takes space only where it is written, and gives it back when that
+is discarded. All volumes together may be larger than the drives; a write that
+finds no space waits until there is some.
+
 A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
   weft volume create scratch --size 2TiB --copies 1 --stripes 4
+  weft volume create home --size 10TiB --thin
   weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
 		Args: cli.Takes("VOLUME"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
@@ -83,6 +89,7 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes
 	f.StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a column")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, block.PropertyAuthentication.Default, "whether hosts and targets prove their identities to one another, as a `word`: require, prefer (wherever both can), or off")
 	f.BoolVar(&o.integrity, block.PropertyIntegrity.Flag, false, "keep a checksum of each block on the drives, and check it with each read; needs targets with the user-space data path")
+	f.BoolVar(&o.thin, block.PropertyThin.Flag, false, "take space only where the volume is written; its targets must run with --datapath user")
 	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
 	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
@@ -104,7 +111,7 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
 		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
-		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication, Integrity: o.integrity,
+		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication, Integrity: o.integrity, Thin: o.thin,
 	})
 	if err != nil {
 		return err
@@ -268,6 +275,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"formatted", v.GetFormatted(),
 		"state", pb.Word(v.GetState()),
 		"health", health(v),
+		"thin", strconv.FormatBool(v.GetThin()),
 		"space", space(v),
 		"epoch", strconv.FormatUint(v.GetEpoch(), 10),
 		"clean", strconv.FormatBool(v.GetClean()),
@@ -295,19 +303,32 @@ func space(v *pb.Volume) string {
 	return ""
 }
 
-// taken is the drive space that a volume occupies: whole extents, for each copy.
+// taken is the drive space that a volume occupies: whole extents, for each copy; of a thin volume, its
+// data.
 func taken(v *pb.Volume) string {
-	var extents uint64
-	for _, leg := range v.GetLegs() {
-		for _, e := range leg.GetExtents() {
-			extents += uint64(e.GetCount())
-		}
+	if v.GetThin() {
+		return cli.Size(v.GetUsedBytes())
 	}
-	if extents == 0 {
+	var sum uint64
+	for _, leg := range v.GetLegs() {
+		sum += extentsOf(leg)
+	}
+	if sum == 0 {
 		return ""
 	}
-	return cli.Size(extents * uint64(block.ExtentSize))
+	return cli.Size(sum)
 }
+
+// extentsOf is the size of a leg's own extents; a leg of a thin volume has none.
+func extentsOf(leg *pb.Leg) (sum uint64) {
+	for _, e := range leg.GetExtents() {
+		sum += uint64(e.GetCount()) * uint64(block.ExtentSize)
+	}
+	return sum
+}
+
+// legTakes is the drive space that a leg occupies.
+func legTakes(leg *pb.Leg) string { return cli.Size(max(extentsOf(leg), leg.GetUsedBytes())) }
 
 // volumeSize is the exact size, plus the size to which the volume is growing.
 func volumeSize(v *pb.Volume) string {
@@ -360,10 +381,10 @@ func describeLegs(w io.Writer, legs []*pb.Leg, out *cli.Output) {
 	for _, leg := range legs {
 		rows = append(rows, []string{
 			strconv.Itoa(int(leg.GetColumn())), strconv.Itoa(int(leg.GetCopy())), cli.ShortID(leg.GetId()), pb.Word(leg.GetState()),
-			leg.GetNode(), cli.ShortID(leg.GetDriveId()), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
+			leg.GetNode(), cli.ShortID(leg.GetDriveId()), legTakes(leg), strconv.FormatUint(leg.GetRevision(), 10), out.Age(leg.GetStaleSince()), leg.GetReason(),
 		})
 	}
-	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE REVISION SINCE REASON", rows...)
+	cli.Table(w, "COLUMN COPY LEG STATE NODE DRIVE SPACE REVISION SINCE REASON", rows...)
 }
 
 // describeScrubs lists the last scrubs of a volume, newest first.

@@ -199,6 +199,21 @@ var scenarios = []scenario{
 		w.create("full", 3)
 		w.during(time.Minute)
 	}, []string{"WeftDriveNearlyFull", "WeftPoolNearlyFull", "WeftNoRoomToRebuild"}},
+	{"the drives of a thin volume are full", 2, func(c *cluster) {
+		withoutCaches(c)
+		thin(c)
+	}, 0, func(w *watched) {
+		written := make(chan int64, 8)
+		go w.chunks(1, 0, 2000, written)
+		if last, stopped := stops(written, 20*time.Second); !stopped {
+			w.t.Fatalf("no drive is full after chunk %d", last)
+		}
+		w.during(time.Minute)
+		w.discard(0, 1900) // the writer ends
+		if last, stopped := stops(written, 20*time.Second); stopped {
+			w.t.Errorf("writes stop after chunk %d, and most was discarded", last)
+		}
+	}, []string{"WeftVolumeFull", "WeftVolumeIOHeld", "WeftDriveNearlyFull", "WeftPoolNearlyFull"}},
 	{"a rail flaps", 2, func(c *cluster) {
 		withoutCaches(c)
 		c.rails = []string{"a", "b"}

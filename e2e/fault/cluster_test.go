@@ -50,6 +50,7 @@ type cluster struct {
 	clerk     *clerk       // nil: nobody calls the API all the time
 	layout    block.Layout // of the volume
 	integrity bool         // the volume keeps checksums
+	thin      bool         // the volume is thin
 	size      block.Size   // the size that it should have
 	rails     []string     // of each target; empty: one without a name
 	pass      func(time.Duration)
@@ -629,7 +630,7 @@ func (c *cluster) createVolume(layout block.Layout) {
 	c.layout = layout
 	c.eventually("create the volume", func(ctx context.Context) error {
 		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{
-			Name: volumeName, SizeBytes: uint64(c.size), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes), Integrity: c.integrity,
+			Name: volumeName, SizeBytes: uint64(c.size), Copies: uint32(layout.Copies), Stripes: uint32(layout.Stripes), Integrity: c.integrity, Thin: c.thin,
 		})
 		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
 			err = fmt.Errorf("it is %v", v.GetState())

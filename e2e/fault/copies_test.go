@@ -8,16 +8,18 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/treecheck"
 )
 
 // sameCopies reads the legs directly from the drives, bypassing all of Weft. The in-sync legs
 // of a column must be equal once nobody writes and the differences left by a crash are
-// repaired.
+// repaired. Thin legs are read through their trees, as the independent checker understands them.
 func (c *cluster) sameCopies() {
 	c.t.Helper()
 	c.eventually("the same on all copies", c.compareCopies)
@@ -46,7 +48,14 @@ func (c *cluster) compareCopies(ctx context.Context) error {
 }
 
 func (c *cluster) compareLegs(a, b *pb.Leg, size block.Size) error {
-	one, other := c.rawLeg(a, size), c.rawLeg(b, size)
+	one, err := c.rawLeg(a, size)
+	if err != nil {
+		return err
+	}
+	other, err := c.rawLeg(b, size)
+	if err != nil {
+		return err
+	}
 	var p, q [256 << 10]byte
 	for at := int64(0); at < int64(size); at += int64(len(p)) {
 		n, err := io.ReadFull(one, p[:min(int64(len(p)), int64(size)-at)])
@@ -86,15 +95,55 @@ func (c *cluster) dataOf(l *pb.Leg, size block.Size) []drive.Segment {
 }
 
 // rawLeg returns a leg as its drive holds it.
-func (c *cluster) rawLeg(l *pb.Leg, size block.Size) io.Reader {
+func (c *cluster) rawLeg(l *pb.Leg, size block.Size) (io.Reader, error) {
+	i := slices.IndexFunc(c.targets, func(h *targetHost) bool { return h.name == l.GetNode() })
+	if i < 0 {
+		return nil, fmt.Errorf("no target is %s", l.GetNode())
+	}
+	drive := c.targets[i].platter.file
+	if c.thin {
+		return thinLeg(l, drive)
+	}
 	var parts []io.Reader
-	for _, h := range c.targets {
-		if h.name != l.GetNode() {
-			continue
+	for _, s := range c.dataOf(l, size) {
+		parts = append(parts, io.NewSectionReader(drive, int64(s.Offset), int64(s.Length)))
+	}
+	return io.MultiReader(parts...), nil
+}
+
+// thinLeg returns a leg as the independent checker reads it from its tree, which must not be damaged.
+func thinLeg(l *pb.Leg, drive *os.File) (io.Reader, error) {
+	id, err := block.ParseUUID(l.GetId())
+	if err != nil {
+		return nil, err
+	}
+	tree, err := treeOn(drive, id)
+	if err != nil {
+		return nil, fmt.Errorf("leg %d.%d on %s: %w", l.GetColumn(), l.GetCopy(), l.GetNode(), err)
+	}
+	return tree.Content(drive, treecheck.FirstExtent, id)
+}
+
+// treeOn returns a tree of a drive. A leg's tree has the leg's id.
+func treeOn(drive *os.File, id block.UUID) (*treecheck.Tree, error) {
+	info, err := drive.Stat()
+	if err != nil {
+		return nil, err
+	}
+	report, err := treecheck.Check(drive, info.Size(), treecheck.FirstExtent)
+	if err != nil {
+		return nil, err
+	}
+	for i := range report.Trees {
+		t := &report.Trees[i]
+		for _, f := range t.Findings {
+			if f.Damage {
+				return nil, fmt.Errorf("tree %v: %s", t.ID, f.Text)
+			}
 		}
-		for _, s := range c.dataOf(l, size) {
-			parts = append(parts, io.NewSectionReader(h.platter.file, int64(s.Offset), int64(s.Length)))
+		if t.ID == id {
+			return t, nil
 		}
 	}
-	return io.MultiReader(parts...)
+	return nil, fmt.Errorf("there is no tree %v", id)
 }

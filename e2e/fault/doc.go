@@ -37,5 +37,10 @@
 // The seed determines the faults, their times and what is written. The scheduler determines
 // how goroutines interleave, so a seed that failed may need several runs to fail again.
 //
+//	go test ./e2e/fault -thin
+//
+// gives each life a thin volume. The same faults and the same rules hold for it; discards are among
+// the user's operations. thin_test.go fills drives to the last extent.
+//
 // Clusters that misbehave on purpose show that the suite detects faults: see control_test.go.
 package fault

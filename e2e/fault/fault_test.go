@@ -33,6 +33,7 @@ var (
 	members = flag.Int("managers", 0, "how many managers there are, 1 or 3; 0: that depends on the seed")
 	only    = flag.String("only", "", "these faults alone, separated by commas")
 	sums    = flag.Bool("integrity", false, "volumes keep checksums")
+	thinly  = flag.Bool("thin", false, "volumes are thin")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
@@ -102,6 +103,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	defer c.close()
 	defer c.tell(seed)
 	c.did("%v", w)
+	c.thin = *thinly
 	c.createVolume(w.layout)
 	if w.dark { // only the labels have been flushed yet
 		for _, h := range c.targets {

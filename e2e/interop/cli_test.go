@@ -23,6 +23,9 @@ func linuxCases() []testCase {
 	return []testCase{
 		{"003 a discovery controller is kept alive", discoveryKeptAlive, nil},
 		{"030 discovery's generation counter grows with each change", generationGrows, nil},
+		{"discovery speaks for other targets: nvme discover, connect-all, disconnect-all", discoverySpeaksForOthers, ourTargetAlone},
+		{"discovery tells of changes", discoveryTellsOfChanges, ourTargetAlone},
+		{"discovery asks for a proof", discoveryAsksForProof, provesToDiscovery},
 		{"012 a file system is made and filled", fileSystem, nil},
 		{"021,028 nvme list and list-subsys show it", nvmeLists, nil},
 		{"nvme id-ctrl and id-ns say what it is", nvmeIdentifies, nil},
@@ -41,6 +44,21 @@ func linuxCases() []testCase {
 func provesAgain(l *lab) string {
 	if !l.target.ours() {
 		return "nvmet does not report when a host has authenticated"
+	}
+	return bothAuthenticate(l)
+}
+
+// ourTargetAlone: nvmet's discovery speaks for itself alone.
+func ourTargetAlone(l *lab) string {
+	if !l.target.ours() {
+		return "nvmet has no entries of other targets"
+	}
+	return ""
+}
+
+func provesToDiscovery(l *lab) string {
+	if why := ourTargetAlone(l); why != "" {
+		return why
 	}
 	return bothAuthenticate(l)
 }

@@ -62,7 +62,7 @@ var arrows = map[string][]string{
 	"volmgr/replicated":  {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/beat", "proto/block"},
 	"volmgr/quorum":      {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal":  {"proto/block", "proto/durable"},
-	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
+	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
 	"target/drive":       {"proto/block", "proto/figures", "proto/nvmetcp", "proto/pb"},
 	"target/backend":     {"proto/block"},
 	"target/integrity":   {"proto/block"},
@@ -71,7 +71,8 @@ var arrows = map[string][]string{
 	"target/nvmet":       {"target/nvmet/memfs", "proto/nvmetcp/dhchap", "proto/block"}, // memfs: in nvmettest
 	"proto/uevent":       {},
 	"target/written":     {"raid/checkpoint", "proto/block"},
-	"target":             {"target/drive", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"target/discovery":   {"target/userspace", "proto/nvmetcp", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/block", "proto/pb"},
+	"target":             {"target/discovery", "target/drive", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/uevent"},
 	"initiator/lists":    {"raid/checkpoint", "proto/block", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host"},
 	"initiator":          {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
@@ -100,7 +101,7 @@ var arrows = map[string][]string{
 	"raid/checkpoint":           {"raid", "proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block", "proto/figures"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "target/mapped", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
 	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},

@@ -226,6 +226,9 @@ func (m *Machine) forget(b *boot) {
 	}
 }
 
+// shutdownTimeout is how long a machine may take to sync its disks and switch off.
+const shutdownTimeout = 2 * time.Minute
+
 // Shutdown syncs the drives and turns the machine off. It does not stop daemons; stop them
 // first where that matters.
 func (m *Machine) Shutdown(ctx context.Context) error {
@@ -235,6 +238,8 @@ func (m *Machine) Shutdown(ctx context.Context) error {
 	}
 	b.expectEnd()
 	_ = b.control.send(guest.Request{Op: guest.OpReset, Sync: true})
+	ctx, cancel := context.WithTimeoutCause(ctx, shutdownTimeout, fmt.Errorf("it runs after %v, perhaps with a drive that answers no flush", shutdownTimeout))
+	defer cancel()
 	select {
 	case <-b.gone:
 		m.forget(b)

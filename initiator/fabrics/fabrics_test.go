@@ -146,13 +146,14 @@ func TestControllersAreRead(t *testing.T) {
 func TestSettingsAreWrittenWhereTheyDiffer(t *testing.T) {
 	files := map[string]string{}
 	addSubsystem(files, 0, 3, Live, map[int]block.UUID{1: legUUID})
+	files["module/nvme_core/parameters/max_retries"] = "5"
 	k := tree(t, files)
-	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second)); err != nil {
+	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second), k.RetryMost()); err != nil {
 		t.Fatal(err)
 	}
 	// As in sysfs, a write is one write(2) over the old value, so a plain file keeps the rest
 	// of a longer one.
-	for name, want := range map[string]string{"block/nvme0n1/queue/write_cache": "write through", "block/nvme0c3n1/queue/io_timeout": "5000"} {
+	for name, want := range map[string]string{"block/nvme0n1/queue/write_cache": "write through", "block/nvme0c3n1/queue/io_timeout": "5000", "module/nvme_core/parameters/max_retries": "255"} {
 		if got, err := k.read(name); err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
 		}

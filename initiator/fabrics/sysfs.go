@@ -274,6 +274,17 @@ func (t *Tree) SetIOTimeout(p Path, d time.Duration) error {
 	return t.write(name, want)
 }
 
+// RetryMost makes the kernel repeat a command as often as it can, 255 times and not 5, when a target
+// answers that it may be repeated, as one without space does. This is for all NVMe controllers of the
+// machine.
+func (t *Tree) RetryMost() error {
+	const name, most = "module/nvme_core/parameters/max_retries", "255" // a byte
+	if now, err := t.read(name); err != nil || now == most {
+		return err
+	}
+	return t.write(name, most)
+}
+
 func (t *Tree) number(name string) (uint64, error) {
 	text, err := t.read(name)
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 )
 
 // Parse refuses a wanted state that cannot be acted on; the error names the field.
+//
+// Long: one statement for each field.
 func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	id, err := block.ParseVolumeID(p.GetVolumeId())
 	if err != nil {
@@ -34,6 +36,7 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		Equalize:    p.GetEqualize(),
 		Detach:      p.GetDetach(),
 		RebuildRate: block.Size(p.GetRebuildBytesPerSecond()),
+		Thin:        p.GetThin(),
 		Layout: block.Layout{
 			Stripes: int(p.GetLayout().GetStripes()),
 			Copies:  int(p.GetLayout().GetCopies()),

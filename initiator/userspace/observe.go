@@ -172,7 +172,7 @@ func (k *Keeper) observeCopy(w *volume.Wanted, at volume.Place, status engine.Le
 	seen := volume.CopySeen{
 		State: states[status.State], Leg: slot.leg, Node: slot.node, Subsystem: slot.nqn, Tracked: slot.tracked, Dirty: slot.dirty, Whole: slot.whole,
 		Done: status.Resync.Done, Total: status.Resync.Total, Speed: status.Speed,
-		Busy: status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed, Withheld: status.Withheld,
+		Busy: status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed, Withheld: status.Withheld, Full: status.Full > 0,
 	}
 	if l := w.At(at.Column, at.Copy); l != nil && l.Leg == slot.leg {
 		seen.Superseded, seen.Reborn = l.Revision != slot.revision, l.Reborn > slot.revision

@@ -185,9 +185,7 @@ func (p *planner) dropLost() {
 	var cut []Path
 	for _, m := range p.members {
 		if !m.Gone {
-			if m.Lost.any() {
-				p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
-			}
+			p.waitFor(m)
 			continue
 		}
 		if m.Link != nil && !p.w.ReadOnly {
@@ -214,6 +212,16 @@ func (p *planner) dropLost() {
 	}
 	for _, path := range cut {
 		p.cut(path)
+	}
+}
+
+// waitFor says what I/O waits for on a member that stays.
+func (p *planner) waitFor(m member) {
+	if p.copy(m.Place).Full {
+		p.v.Wait("space for new data on leg %s of column %d on %s", m.Leg, m.Column, nodeOf(m))
+	}
+	if m.Lost.any() {
+		p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)
 	}
 }
 

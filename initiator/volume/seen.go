@@ -207,6 +207,7 @@ type CopySeen struct {
 	Reborn, Unflushed bool
 
 	Withheld bool // no write is acknowledged in which it takes part
+	Full     bool // writes wait for space on it
 
 	Error string // an I/O error; the state is not changed by it
 	Moved string // why the leg, though present, cannot be used as it is attached here

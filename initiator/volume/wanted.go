@@ -25,6 +25,7 @@ type Wanted struct {
 	Scrub      *Scrub // nil: none is wanted
 	// RebuildRate is the most that is copied to legs in a second; 0: no limit.
 	RebuildRate block.Size
+	Thin        bool   // its legs take space only where they were written
 	Links       []Link // by column, then copy
 }
 

@@ -102,7 +102,7 @@ var expected = map[string]string{
 	"Manager/MoveLeg": "operator admin", "Manager/CreatePool": "operator admin", "Manager/DeletePool": "operator admin", "Manager/RebalancePool": "operator admin",
 	"Manager/CreateVolume": "operator admin csi", "Manager/DeleteVolume": "operator admin csi", "Manager/ExpandVolume": "operator admin csi",
 	"Manager/ScrubVolume": "operator admin", "Manager/UpdateVolume": "operator admin csi", "Manager/Attach": "operator admin csi", "Manager/Detach": "operator admin csi",
-	"Manager/ConfirmNodeDead": "admin", "Manager/RemoveNode": "admin", "Manager/PromoteStaleLeg": "admin", "Manager/Backup": "admin", "Manager/SupportBundle": "admin",
+	"Manager/ConfirmNodeDead": "admin", "Manager/RemoveNode": "admin", "Manager/AddHost": "admin", "Manager/PromoteStaleLeg": "admin", "Manager/Backup": "admin", "Manager/SupportBundle": "admin",
 	"Manager/AddManager": "admin manager", "Manager/RemoveManager": "admin", "Manager/TransferLeadership": "admin",
 	"Manager/GetUpgrade": "viewer operator admin", "Manager/FinishUpgrade": "admin", "Manager/ReplaceManager": "admin",
 	"Health/Check": "viewer operator admin target initiator csi manager", "Health/List": "viewer operator admin target initiator csi manager", "Health/Watch": "viewer operator admin target initiator csi manager",

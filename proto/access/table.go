@@ -99,6 +99,7 @@ var table = map[string]rule{
 	// What may lose data, or shows all of it, or changes who decides.
 	pb.Manager_ConfirmNodeDead_FullMethodName:    people(Admin),
 	pb.Manager_RemoveNode_FullMethodName:         people(Admin),
+	pb.Manager_AddHost_FullMethodName:            people(Admin),
 	pb.Manager_PromoteStaleLeg_FullMethodName:    people(Admin),
 	pb.Manager_Backup_FullMethodName:             people(Admin),
 	pb.Manager_SupportBundle_FullMethodName:      people(Admin),

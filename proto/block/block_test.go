@@ -130,3 +130,19 @@ func TestLegsOfALayoutHoldTheVolume(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAllZero(t *testing.T) {
+	for n := range 70 {
+		p := make([]byte, n)
+		if !AllZero(p) {
+			t.Errorf("%d zeroes are not all zero", n)
+		}
+		for i := range p {
+			p[i] = 1
+			if AllZero(p) {
+				t.Errorf("a one at %d of %d is not noticed", i, n)
+			}
+			p[i] = 0
+		}
+	}
+}

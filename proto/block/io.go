@@ -3,6 +3,7 @@
 package block
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 )
@@ -130,3 +131,6 @@ func WriteAt(d Device, p []byte, off int64) error {
 
 // Flush waits until every acknowledged write is durable.
 func Flush(d Device) error { return Do(d, &IO{Op: OpFlush}) }
+
+// AllZero reports whether p has zeroes alone. It ends at the first other byte.
+func AllZero(p []byte) bool { return len(p) == 0 || p[0] == 0 && bytes.Equal(p[1:], p[:len(p)-1]) }

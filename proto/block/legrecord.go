@@ -25,6 +25,10 @@ const (
 	recordLabel = 12 // without its text
 )
 
+// MappedText is what the record of a mapped leg takes more: the id of its tree, and in the tree's own
+// record everything but its runs of extents.
+const MappedText = 128
+
 // Size is the most that the record can take of LabelRoom.
 func (r LegRecord) Size() Size {
 	return Size(recordFixed + r.Runs*recordRun + r.Legs*recordLeg + r.Labels*recordLabel + r.Text)

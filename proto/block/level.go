@@ -10,13 +10,14 @@ package block
 //	1  all that there was before levels; no record says so
 //	2  the level is a record; so are tokens, authorities, who has joined and is shut out, who asked
 //	   for what, policies for drives, and the secret from which the keys of exports follow
+//	3  volumes may be thin; hosts may be without an agent
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 2
+	KnownLevel Level = 3
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

@@ -34,7 +34,9 @@ var (
 	PropertyAuthentication = Property{Field: "authentication", Flag: "authentication", Parameter: "authentication", Default: AuthenticationPrefer, Choices: "require prefer off", Later: "weft volume set, or authentication of a VolumeAttributesClass"}
 	// PropertyIntegrity: whether targets keep a checksum of each block, and check what they read.
 	PropertyIntegrity = Property{Field: "integrity", Flag: "integrity", Parameter: "integrity", Default: "false", Choices: "true false"}
-	PropertyLabels    = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
+	// PropertyThin: it takes space only where it is written.
+	PropertyThin   = Property{Field: "thin", Flag: "thin", Parameter: "thin", Default: "false", Choices: "true false"}
+	PropertyLabels = Property{Field: "labels", Flag: "label", Later: "weft volume set, or labels.KEY of a VolumeAttributesClass"}
 	// Those of a StorageClass alone: how the node reaches the volume, and what it makes on it.
 	PropertyTransport  = Property{Parameter: "transport", Default: "auto", Choices: "tcp auto"}
 	PropertyFileSystem = Property{Parameter: "fsType", Default: "ext4", Choices: "ext4 xfs"}
@@ -56,7 +58,7 @@ const (
 
 // Properties is the table, in the order in which people are told of it.
 func Properties() []Property {
-	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyAuthentication, PropertyIntegrity, PropertyLabels, PropertyTransport, PropertyFileSystem}
+	return []Property{PropertySize, PropertyCopies, PropertyStripes, PropertyChunk, PropertyPool, PropertySpread, PropertyAuthentication, PropertyIntegrity, PropertyThin, PropertyLabels, PropertyTransport, PropertyFileSystem}
 }
 
 // ParameterOf is the StorageClass parameter that fills a field of the manager's

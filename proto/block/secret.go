@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"unique"
 )
 
@@ -87,6 +88,17 @@ func ParseKeys(host, controller []byte) (Keys, error) {
 // grant. NQN and host ID fit to one another, as Linux demands since 6.5.
 func ProvenHost(subsystem NQN) Host {
 	return HostFromID(derive("weft proven host", string(subsystem)))
+}
+
+// StockHostID is a host ID for a host of which only the NQN is known: the one in it, if it has the
+// form that Linux gives it.
+func StockHostID(n NQN) UUID {
+	if _, id, ok := strings.Cut(string(n), ":uuid:"); ok {
+		if u, err := ParseUUID(id); err == nil && !u.IsZero() {
+			return u
+		}
+	}
+	return derive("weft stock host", string(n))
 }
 
 // Connects reports whether n is a host NQN under which h connects to a subsystem: its own, or that

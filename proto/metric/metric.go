@@ -13,11 +13,15 @@ const (
 	Attachments    = "weft_attachments"
 	CapacityBytes  = "weft_capacity_bytes"
 	AllocatedBytes = "weft_allocated_bytes"
+	PromisedBytes  = "weft_promised_bytes"
 
 	PoolCapacityBytes   = "weft_pool_capacity_bytes"
 	PoolAllocatedBytes  = "weft_pool_allocated_bytes"
 	DriveCapacityBytes  = "weft_drive_capacity_bytes"
 	DriveAllocatedBytes = "weft_drive_allocated_bytes"
+	DriveThinBytes      = "weft_drive_thin_bytes"
+	VolumeUsedBytes     = "weft_volume_used_bytes"
+	VolumeFull          = "weft_volume_full"
 
 	Versions    = "weft_versions"
 	Level       = "weft_level"

@@ -44,6 +44,20 @@ const (
 	FamilyIPv6 AddressFamily = 2
 )
 
+// NoFlowControl is the bit of TREQ that allows SQ flow control to be off.
+const NoFlowControl uint8 = 1 << 2
+
+// MinAdminQueue is the smallest that ASQSZ may be.
+const MinAdminQueue = 32
+
+// FamilyOf is the family of an IP address.
+func FamilyOf(address string) AddressFamily {
+	if strings.Contains(address, ":") {
+		return FamilyIPv6
+	}
+	return FamilyIPv4
+}
+
 // DiscoveryEntry is one record of the discovery log (Base, figure 272).
 type DiscoveryEntry struct {
 	Transport    TransportType

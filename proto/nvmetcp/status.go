@@ -15,7 +15,8 @@ import (
 // retry (14). Success is 0; every other value is an error.
 //
 // errors.Is compares code and type only. It also maps a status to the errors of a block
-// device: [block.ErrChecksum], [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly], [block.ErrUnsupported].
+// device: [block.ErrChecksum], [block.ErrFull], [block.ErrMedium], [block.ErrRange], [block.ErrReadOnly],
+// [block.ErrUnsupported].
 type Status uint16
 
 // The bits above code and type.
@@ -24,6 +25,7 @@ const (
 	More        Status = 1 << 13 // the error log page has details
 	StatusMask  Status = 0x7ff   // code and type
 	statusDelay        = 11      // retry delay (CRD): 0 none, 1 to 3 for CRDT1 to CRDT3 of Identify
+	Delay1      Status = 1 << statusDelay
 )
 
 // Generic command status (type 0; Base, figure 94).
@@ -187,8 +189,10 @@ func (s Status) Is(target error) bool {
 
 func (s Status) blockError() error {
 	switch s.Code() {
-	case LBAOutOfRange, CapacityExceeded:
+	case LBAOutOfRange:
 		return block.ErrRange
+	case CapacityExceeded:
+		return block.ErrFull
 	case NamespaceWriteProtected:
 		return block.ErrReadOnly
 	case InvalidOpcode, CommandSizeLimitExceeded:

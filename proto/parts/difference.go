@@ -242,6 +242,8 @@ func (h *held[M]) join(head M) M {
 			from := any(h.pieces[i].state).(*pb.TargetWanted)
 			to.Drives, to.Legs = append(to.Drives, from.Drives...), append(to.Legs, from.Legs...)
 			to.Admissions, to.Exports = append(to.Admissions, from.Admissions...), append(to.Exports, from.Exports...)
+			to.Space = append(to.Space, from.Space...)
+			to.Discovery = append(to.Discovery, from.Discovery...)
 		}
 	case *pb.InitiatorWanted:
 		to.Attachments = make([]*pb.WantedAttachment, 0, n)

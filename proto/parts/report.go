@@ -88,7 +88,7 @@ func cutReport(m proto.Message, same func(of any) bool) (head *pb.TargetReport, 
 		Node: r.Node, Labels: r.Labels, BootId: r.BootId, Version: r.Version, Kernel: r.Kernel, Portals: r.Portals, ClusterId: r.ClusterId,
 		Generation: r.Generation, Devices: r.Devices, Problems: r.Problems, Term: r.Term, TermClusterId: r.TermClusterId,
 		Stopping: r.Stopping, Authenticates: r.Authenticates, Refusals: r.Refusals, Integrity: r.Integrity, Level: r.Level,
-		HandsOver: r.HandsOver,
+		HandsOver: r.HandsOver, Thin: r.Thin,
 	}
 	return head, pieces, true
 }
@@ -110,7 +110,7 @@ func joinDrives(all []*pb.DriveReport) (joined []*pb.DriveReport) {
 func withoutLabels(d *pb.DriveReport) *pb.DriveReport {
 	return &pb.DriveReport{
 		DriveId: d.DriveId, ClusterId: d.ClusterId, Device: d.Device, Extents: d.Extents, LabelGeneration: d.LabelGeneration,
-		Error: d.Error, Incarnation: d.Incarnation,
+		Error: d.Error, Incarnation: d.Incarnation, Trees: d.Trees, Reserve: d.Reserve,
 	}
 }
 

@@ -792,6 +792,7 @@ type TargetReport struct {
 	Integrity bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
 	// Its next process can take over from it: the exports stay, and hosts reconnect at once.
 	HandsOver     bool `protobuf:"varint,23,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
+	Thin          bool `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"` // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,6 +988,13 @@ func (x *TargetReport) GetHandsOver() bool {
 	return false
 }
 
+func (x *TargetReport) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Refusals are the connections whose hosts had to prove their identity and did not, since the
 // agent started.
 type Refusals struct {
@@ -1078,7 +1086,9 @@ type DriveReport struct {
 	Legs            []*LegLabel            `protobuf:"bytes,7,rep,name=legs,proto3" json:"legs,omitempty"`
 	// It changes when acknowledged but unflushed writes may be lost: a flush failed, the
 	// drive was away, or the machine has booted.
-	Incarnation   string `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation   string       `protobuf:"bytes,8,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Trees         []*TreeLabel `protobuf:"bytes,9,rep,name=trees,proto3" json:"trees,omitempty"`
+	Reserve       []*Extent    `protobuf:"bytes,10,rep,name=reserve,proto3" json:"reserve,omitempty"` // that the target may give to its trees by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1169,6 +1179,127 @@ func (x *DriveReport) GetIncarnation() string {
 	return ""
 }
 
+func (x *DriveReport) GetTrees() []*TreeLabel {
+	if x != nil {
+		return x.Trees
+	}
+	return nil
+}
+
+func (x *DriveReport) GetReserve() []*Extent {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
+// TreeLabel is the record of a tree of layers on its drive: of the extents that its legs share. It
+// goes with its last leg.
+type TreeLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TreeId        string                 `protobuf:"bytes,1,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`      // the first one is the home extent
+	Formatted     bool                   `protobuf:"varint,3,opt,name=formatted,proto3" json:"formatted,omitempty"` // it was completely written once; before that nothing is in it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeLabel) Reset() {
+	*x = TreeLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeLabel) ProtoMessage() {}
+
+func (x *TreeLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeLabel.ProtoReflect.Descriptor instead.
+func (*TreeLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TreeLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
+func (x *TreeLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+func (x *TreeLabel) GetFormatted() bool {
+	if x != nil {
+		return x.Formatted
+	}
+	return false
+}
+
+// ReserveLabel is the record of a drive's reserve.
+type ReserveLabel struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Extents       []*Extent              `protobuf:"bytes,1,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveLabel) Reset() {
+	*x = ReserveLabel{}
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveLabel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveLabel) ProtoMessage() {}
+
+func (x *ReserveLabel) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveLabel.ProtoReflect.Descriptor instead.
+func (*ReserveLabel) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ReserveLabel) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
 // LegLabel is a leg's record on its drive. The records suffice to rebuild the manager's store.
 type LegLabel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1188,15 +1319,18 @@ type LegLabel struct {
 	BootId string `protobuf:"bytes,10,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// The drive's incarnation (see DriveReport) in which the field volume was last
 	// written here; empty if unknown. If it has changed since, the same may be lost.
-	Incarnation   string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	Image         ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	Incarnation string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Image       ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
+	// The tree that a mapped leg is in. Such a leg has no extents of its own; zeroed says that its tree
+	// has it, and zeroed_extents its size there, in extents, rounded up.
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegLabel) Reset() {
 	*x = LegLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1342,7 @@ func (x *LegLabel) String() string {
 func (*LegLabel) ProtoMessage() {}
 
 func (x *LegLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[6]
+	mi := &file_weft_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1355,7 @@ func (x *LegLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLabel.ProtoReflect.Descriptor instead.
 func (*LegLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LegLabel) GetLegId() string {
@@ -1308,6 +1442,13 @@ func (x *LegLabel) GetImage() ImageKind {
 	return ImageKind_IMAGE_KIND_UNSPECIFIED
 }
 
+func (x *LegLabel) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
 type VolumeLabel struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -1344,7 +1485,7 @@ type VolumeLabel struct {
 
 func (x *VolumeLabel) Reset() {
 	*x = VolumeLabel{}
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1497,7 @@ func (x *VolumeLabel) String() string {
 func (*VolumeLabel) ProtoMessage() {}
 
 func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[7]
+	mi := &file_weft_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1510,7 @@ func (x *VolumeLabel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLabel.ProtoReflect.Descriptor instead.
 func (*VolumeLabel) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *VolumeLabel) GetVolumeId() string {
@@ -1512,13 +1653,15 @@ type LegReport struct {
 	ZeroedBytes   uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
 	SizeBytes     uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // readable and writable, also by the hosts that the leg is exported to
+	UsedBytes     uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of a mapped leg: the space that its tree has given to data, as of some seconds ago
+	Full          bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
 	*x = LegReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1673,7 @@ func (x *LegReport) String() string {
 func (*LegReport) ProtoMessage() {}
 
 func (x *LegReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[8]
+	mi := &file_weft_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1686,7 @@ func (x *LegReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReport.ProtoReflect.Descriptor instead.
 func (*LegReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LegReport) GetLegId() string {
@@ -1581,6 +1724,20 @@ func (x *LegReport) GetSizeBytes() uint64 {
 	return 0
 }
 
+func (x *LegReport) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *LegReport) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
 // Admission states that this node does not export the volume at any epoch below this
 // one, and that it cannot be written through this node at such an epoch: the older
 // controllers are gone, their I/O is drained, and the epoch is on the drives' labels.
@@ -1594,7 +1751,7 @@ type Admission struct {
 
 func (x *Admission) Reset() {
 	*x = Admission{}
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1763,7 @@ func (x *Admission) String() string {
 func (*Admission) ProtoMessage() {}
 
 func (x *Admission) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[9]
+	mi := &file_weft_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1776,7 @@ func (x *Admission) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admission.ProtoReflect.Descriptor instead.
 func (*Admission) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Admission) GetVolumeId() string {
@@ -1647,7 +1804,7 @@ type ExportReport struct {
 
 func (x *ExportReport) Reset() {
 	*x = ExportReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1816,7 @@ func (x *ExportReport) String() string {
 func (*ExportReport) ProtoMessage() {}
 
 func (x *ExportReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[10]
+	mi := &file_weft_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1829,7 @@ func (x *ExportReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportReport.ProtoReflect.Descriptor instead.
 func (*ExportReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ExportReport) GetNqn() string {
@@ -1708,14 +1865,19 @@ type TargetWanted struct {
 	Term       uint64                 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"` // of the manager
 	// A target that is stopping need not wait any longer: no host uses a leg here that it can
 	// do without.
-	MayStop       bool `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	MayStop bool           `protobuf:"varint,9,opt,name=may_stop,json=mayStop,proto3" json:"may_stop,omitempty"`
+	Space   []*WantedSpace `protobuf:"bytes,10,rep,name=space,proto3" json:"space,omitempty"` // drives that are not listed have none
+	// What the target's discovery controller tells hosts, of the whole cluster.
+	Discovery []*Discovered `protobuf:"bytes,11,rep,name=discovery,proto3" json:"discovery,omitempty"`
+	// There are hosts without Weft's agent, so the target has a discovery controller.
+	Discovers     bool `protobuf:"varint,12,opt,name=discovers,proto3" json:"discovers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TargetWanted) Reset() {
 	*x = TargetWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1889,7 @@ func (x *TargetWanted) String() string {
 func (*TargetWanted) ProtoMessage() {}
 
 func (x *TargetWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[11]
+	mi := &file_weft_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1902,7 @@ func (x *TargetWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetWanted.ProtoReflect.Descriptor instead.
 func (*TargetWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TargetWanted) GetGeneration() uint64 {
@@ -1806,6 +1968,167 @@ func (x *TargetWanted) GetMayStop() bool {
 	return false
 }
 
+func (x *TargetWanted) GetSpace() []*WantedSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+func (x *TargetWanted) GetDiscovery() []*Discovered {
+	if x != nil {
+		return x.Discovery
+	}
+	return nil
+}
+
+func (x *TargetWanted) GetDiscovers() bool {
+	if x != nil {
+		return x.Discovers
+	}
+	return false
+}
+
+// WantedSpace lists the extents of a drive that the trees on it may have, besides those that they
+// have already. What no tree has is the drive's reserve. The target gives up what is not listed.
+type WantedSpace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DriveId       string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	Extents       []*Extent              `protobuf:"bytes,2,rep,name=extents,proto3" json:"extents,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedSpace) Reset() {
+	*x = WantedSpace{}
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedSpace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedSpace) ProtoMessage() {}
+
+func (x *WantedSpace) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedSpace.ProtoReflect.Descriptor instead.
+func (*WantedSpace) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *WantedSpace) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *WantedSpace) GetExtents() []*Extent {
+	if x != nil {
+		return x.Extents
+	}
+	return nil
+}
+
+// Discovered is one subsystem that a host without Weft's agent may connect to, on this target or
+// another one.
+type Discovered struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Nqn           string                 `protobuf:"bytes,3,opt,name=nqn,proto3" json:"nqn,omitempty"`       // of the subsystem
+	Portal        *Portal                `protobuf:"bytes,4,opt,name=portal,proto3" json:"portal,omitempty"` // one alone, since a host that had two paths could write twice
+	Away          bool                   `protobuf:"varint,6,opt,name=away,proto3" json:"away,omitempty"`    // its target does not export it at the moment; hosts are told when it does again
+	Keys          *ExportKeys            `protobuf:"bytes,5,opt,name=keys,proto3" json:"keys,omitempty"`     // what the host proves to discovery; the same in all entries of a host; unset: nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discovered) Reset() {
+	*x = Discovered{}
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discovered) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discovered) ProtoMessage() {}
+
+func (x *Discovered) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discovered.ProtoReflect.Descriptor instead.
+func (*Discovered) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Discovered) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *Discovered) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *Discovered) GetPortal() *Portal {
+	if x != nil {
+		return x.Portal
+	}
+	return nil
+}
+
+func (x *Discovered) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
+}
+
+func (x *Discovered) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
 // TargetHandover is what a target's process tells the next one, which takes over from it. It never
 // leaves the machine.
 type TargetHandover struct {
@@ -1822,7 +2145,7 @@ type TargetHandover struct {
 
 func (x *TargetHandover) Reset() {
 	*x = TargetHandover{}
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +2157,7 @@ func (x *TargetHandover) String() string {
 func (*TargetHandover) ProtoMessage() {}
 
 func (x *TargetHandover) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[12]
+	mi := &file_weft_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +2170,7 @@ func (x *TargetHandover) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TargetHandover.ProtoReflect.Descriptor instead.
 func (*TargetHandover) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TargetHandover) GetWanted() *TargetWanted {
@@ -1896,7 +2219,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +2231,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[13]
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2244,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -1983,14 +2306,15 @@ type WantedLeg struct {
 	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
-	Blank         bool `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	Blank         bool   `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2326,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[14]
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2339,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2102,6 +2426,13 @@ func (x *WantedLeg) GetBlank() bool {
 	return false
 }
 
+func (x *WantedLeg) GetTreeId() string {
+	if x != nil {
+		return x.TreeId
+	}
+	return ""
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -2124,7 +2455,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2467,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[15]
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2480,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2242,7 +2573,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2585,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[16]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2598,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2295,7 +2626,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +2638,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +2651,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2368,7 +2699,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2711,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2724,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2523,7 +2854,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2866,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2879,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2582,7 +2913,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2925,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2938,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2650,7 +2981,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2662,7 +2993,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2675,7 +3006,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -2818,7 +3149,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +3161,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +3174,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HealReport) GetRun() string {
@@ -2887,7 +3218,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2899,7 +3230,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2912,7 +3243,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -2953,7 +3284,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3296,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3309,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3013,7 +3344,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3356,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3369,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3136,7 +3467,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3479,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3492,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3195,7 +3526,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3538,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3551,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3288,7 +3619,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3631,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3644,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3335,7 +3666,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3678,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3691,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3390,7 +3721,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3402,7 +3733,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3415,7 +3746,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3453,7 +3784,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3796,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3809,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3529,7 +3860,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +3872,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +3885,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3616,13 +3947,14 @@ type WantedAttachment struct {
 	SinceEpoch            uint64 `protobuf:"varint,16,opt,name=since_epoch,json=sinceEpoch,proto3" json:"since_epoch,omitempty"`
 	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
+	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped: what is all zeroes is copied to them as zeroes, which take no space
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3634,7 +3966,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3647,7 +3979,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -3762,6 +4094,13 @@ func (x *WantedAttachment) GetRebuildBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *WantedAttachment) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
 // no longer listed stops. Each new one needs a new id.
 type Scrub struct {
@@ -3782,7 +4121,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +4133,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +4146,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Scrub) GetId() string {
@@ -3872,7 +4211,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4223,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4236,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Hold) GetId() string {
@@ -3955,7 +4294,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4306,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4319,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4131,7 +4470,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4482,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4495,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4230,7 +4569,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4581,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4594,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4300,7 +4639,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4651,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4664,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4368,7 +4707,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4719,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4732,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4435,7 +4774,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4447,7 +4786,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4460,7 +4799,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4495,7 +4834,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4846,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4859,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4559,7 +4898,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4910,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4923,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4642,7 +4981,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4654,7 +4993,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4667,7 +5006,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -4751,7 +5090,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +5102,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +5115,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -4829,7 +5168,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +5180,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +5193,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -4868,7 +5207,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +5219,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +5232,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -4926,7 +5265,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5277,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5290,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5028,7 +5367,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\x99\a\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xad\a\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -5059,7 +5398,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05level\x18\x15 \x01(\rR\x05level\x12\x1c\n" +
 	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x12\x1d\n" +
 	"\n" +
-	"hands_over\x18\x17 \x01(\bR\thandsOver\x1a9\n" +
+	"hands_over\x18\x17 \x01(\bR\thandsOver\x12\x12\n" +
+	"\x04thin\x18\x18 \x01(\bR\x04thin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -5068,7 +5408,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03nqn\x18\x02 \x01(\tR\x03nqn\x12\x19\n" +
 	"\bhost_nqn\x18\x03 \x01(\tR\ahostNqn\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x83\x02\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x02\n" +
 	"\vDriveReport\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x1d\n" +
 	"\n" +
@@ -5078,7 +5418,16 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x10label_generation\x18\x05 \x01(\x04R\x0flabelGeneration\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12%\n" +
 	"\x04legs\x18\a \x03(\v2\x11.weft.v1.LegLabelR\x04legs\x12 \n" +
-	"\vincarnation\x18\b \x01(\tR\vincarnation\"\x8d\x03\n" +
+	"\vincarnation\x18\b \x01(\tR\vincarnation\x12(\n" +
+	"\x05trees\x18\t \x03(\v2\x12.weft.v1.TreeLabelR\x05trees\x12)\n" +
+	"\areserve\x18\n" +
+	" \x03(\v2\x0f.weft.v1.ExtentR\areserve\"m\n" +
+	"\tTreeLabel\x12\x17\n" +
+	"\atree_id\x18\x01 \x01(\tR\x06treeId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\x12\x1c\n" +
+	"\tformatted\x18\x03 \x01(\bR\tformatted\"9\n" +
+	"\fReserveLabel\x12)\n" +
+	"\aextents\x18\x01 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa6\x03\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -5092,7 +5441,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aboot_id\x18\n" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
-	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\"\xb8\x05\n" +
+	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xb8\x05\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -5121,21 +5471,24 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x90\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
 	"\fzeroed_bytes\x18\x03 \x01(\x04R\vzeroedBytes\x12\x14\n" +
 	"\x05error\x18\x04 \x01(\tR\x05error\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\">\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12\x12\n" +
+	"\x04full\x18\a \x01(\bR\x04full\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
 	"\fExportReport\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x17\n" +
-	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xdd\x02\n" +
+	"\aleg_ids\x18\x03 \x03(\tR\x06legIds\"\xda\x03\n" +
 	"\fTargetWanted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -5150,7 +5503,22 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aexports\x18\x06 \x03(\v2\x15.weft.v1.WantedExportR\aexports\x12$\n" +
 	"\x05scale\x18\a \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12\x19\n" +
-	"\bmay_stop\x18\t \x01(\bR\amayStop\"\x8d\x02\n" +
+	"\bmay_stop\x18\t \x01(\bR\amayStop\x12*\n" +
+	"\x05space\x18\n" +
+	" \x03(\v2\x14.weft.v1.WantedSpaceR\x05space\x121\n" +
+	"\tdiscovery\x18\v \x03(\v2\x13.weft.v1.DiscoveredR\tdiscovery\x12\x1c\n" +
+	"\tdiscovers\x18\f \x01(\bR\tdiscovers\"S\n" +
+	"\vWantedSpace\x12\x19\n" +
+	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12)\n" +
+	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xbc\x01\n" +
+	"\n" +
+	"Discovered\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x19\n" +
+	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\x10\n" +
+	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
+	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12\x12\n" +
+	"\x04away\x18\x06 \x01(\bR\x04away\x12'\n" +
+	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\x8d\x02\n" +
 	"\x0eTargetHandover\x12-\n" +
 	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +
 	"\adevices\x18\x02 \x03(\v2\x0f.weft.v1.DeviceR\adevices\x12;\n" +
@@ -5166,7 +5534,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf7\x02\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x90\x03\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -5181,7 +5549,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vincarnation\x18\n" +
 	" \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
-	"\x05blank\x18\f \x01(\bR\x05blank\"\xe2\x02\n" +
+	"\x05blank\x18\f \x01(\bR\x05blank\x12\x17\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -5335,7 +5704,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xae\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xc2\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -5356,7 +5725,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vsince_epoch\x18\x10 \x01(\x04R\n" +
 	"sinceEpoch\x12$\n" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
-	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\"\xd9\x01\n" +
+	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\x12\x12\n" +
+	"\x04thin\x18> \x01(\bR\x04thin\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +
@@ -5539,7 +5909,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
@@ -5556,169 +5926,182 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*TargetReport)(nil),          // 12: weft.v1.TargetReport
 	(*Refusals)(nil),              // 13: weft.v1.Refusals
 	(*DriveReport)(nil),           // 14: weft.v1.DriveReport
-	(*LegLabel)(nil),              // 15: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 16: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 17: weft.v1.LegReport
-	(*Admission)(nil),             // 18: weft.v1.Admission
-	(*ExportReport)(nil),          // 19: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 20: weft.v1.TargetWanted
-	(*TargetHandover)(nil),        // 21: weft.v1.TargetHandover
-	(*WantedDrive)(nil),           // 22: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 23: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 24: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 25: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 26: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 27: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 28: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 29: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 30: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 31: weft.v1.HealReport
-	(*CopyReport)(nil),            // 32: weft.v1.CopyReport
-	(*InUse)(nil),                 // 33: weft.v1.InUse
-	(*ScrubReport)(nil),           // 34: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 35: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 36: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 37: weft.v1.Copies
-	(*HoldReport)(nil),            // 38: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 39: weft.v1.GaveUp
-	(*LegLink)(nil),               // 40: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 41: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 42: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 43: weft.v1.Scrub
-	(*Hold)(nil),                  // 44: weft.v1.Hold
-	(*WantedLink)(nil),            // 45: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 46: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 47: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 48: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 49: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 50: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 51: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 52: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 53: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 54: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 55: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 56: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 57: weft.v1.SupportAnswer
-	nil,                           // 58: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 59: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 60: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 61: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 62: weft.v1.Portal
-	(*Device)(nil),                // 63: weft.v1.Device
-	(*Problem)(nil),               // 64: weft.v1.Problem
-	(*Extent)(nil),                // 65: weft.v1.Extent
-	(ImageKind)(0),                // 66: weft.v1.ImageKind
-	(*Layout)(nil),                // 67: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 68: google.protobuf.Timestamp
-	(*Host)(nil),                  // 69: weft.v1.Host
-	(AttachMode)(0),               // 70: weft.v1.AttachMode
-	(*Place)(nil),                 // 71: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 72: google.protobuf.Duration
-	(LegState)(0),                 // 73: weft.v1.LegState
+	(*TreeLabel)(nil),             // 15: weft.v1.TreeLabel
+	(*ReserveLabel)(nil),          // 16: weft.v1.ReserveLabel
+	(*LegLabel)(nil),              // 17: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 18: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 19: weft.v1.LegReport
+	(*Admission)(nil),             // 20: weft.v1.Admission
+	(*ExportReport)(nil),          // 21: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 22: weft.v1.TargetWanted
+	(*WantedSpace)(nil),           // 23: weft.v1.WantedSpace
+	(*Discovered)(nil),            // 24: weft.v1.Discovered
+	(*TargetHandover)(nil),        // 25: weft.v1.TargetHandover
+	(*WantedDrive)(nil),           // 26: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 27: weft.v1.WantedLeg
+	(*WantedExport)(nil),          // 28: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 29: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 30: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 31: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 32: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 33: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 34: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 35: weft.v1.HealReport
+	(*CopyReport)(nil),            // 36: weft.v1.CopyReport
+	(*InUse)(nil),                 // 37: weft.v1.InUse
+	(*ScrubReport)(nil),           // 38: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 39: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 40: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 41: weft.v1.Copies
+	(*HoldReport)(nil),            // 42: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 43: weft.v1.GaveUp
+	(*LegLink)(nil),               // 44: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 45: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 46: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 47: weft.v1.Scrub
+	(*Hold)(nil),                  // 48: weft.v1.Hold
+	(*WantedLink)(nil),            // 49: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 50: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 51: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 52: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 53: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 54: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 55: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 56: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 57: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 58: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 59: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 60: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 61: weft.v1.SupportAnswer
+	nil,                           // 62: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 63: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 64: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 65: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 66: weft.v1.Portal
+	(*Device)(nil),                // 67: weft.v1.Device
+	(*Problem)(nil),               // 68: weft.v1.Problem
+	(*Extent)(nil),                // 69: weft.v1.Extent
+	(ImageKind)(0),                // 70: weft.v1.ImageKind
+	(*Layout)(nil),                // 71: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
+	(*Host)(nil),                  // 73: weft.v1.Host
+	(AttachMode)(0),               // 74: weft.v1.AttachMode
+	(*Place)(nil),                 // 75: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
+	(LegState)(0),                 // 77: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	10, // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	11, // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	58, // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	62, // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	63, // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	14, // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	17, // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	18, // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	19, // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	64, // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	9,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
-	0,  // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
-	13, // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	15, // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	65, // 14: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	16, // 15: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	66, // 16: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	67, // 17: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	59, // 18: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	68, // 19: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	22, // 20: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	23, // 21: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	18, // 22: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	24, // 23: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	9,  // 24: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	20, // 25: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	63, // 26: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	60, // 27: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	62, // 28: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	65, // 29: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	16, // 30: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	66, // 31: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	69, // 32: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	26, // 33: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	25, // 34: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	61, // 35: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	69, // 36: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	30, // 37: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	64, // 38: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	28, // 39: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,  // 40: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	29, // 41: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,  // 42: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	40, // 43: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	39, // 44: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	38, // 45: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	33, // 46: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	34, // 47: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	32, // 48: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	31, // 49: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	36, // 50: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	36, // 51: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	35, // 52: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	37, // 53: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	37, // 54: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,  // 55: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,  // 56: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,  // 57: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,  // 58: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	42, // 59: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,  // 60: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	67, // 61: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	70, // 62: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	45, // 63: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	44, // 64: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	43, // 65: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	71, // 66: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	35, // 67: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	72, // 68: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	73, // 69: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	62, // 70: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	25, // 71: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	69, // 72: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	47, // 73: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,  // 74: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	68, // 75: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	50, // 76: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,  // 77: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	53, // 78: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	54, // 79: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	54, // 80: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	54, // 81: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	54, // 82: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	54, // 83: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,  // 84: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12, // 85: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	27, // 86: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	46, // 87: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	49, // 88: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	52, // 89: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	57, // 90: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	20, // 91: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	41, // 92: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	48, // 93: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	51, // 94: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	55, // 95: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	56, // 96: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	91, // [91:97] is the sub-list for method output_type
-	85, // [85:91] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	10,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	11,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	62,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	66,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	67,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	14,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	19,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	20,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	21,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	68,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	9,   // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
+	13,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
+	17,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	15,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	69,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	69,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	69,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	69,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	18,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	70,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	71,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	63,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	72,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	26,  // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	27,  // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	20,  // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	28,  // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	9,   // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	23,  // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	24,  // 30: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	69,  // 31: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	66,  // 32: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	29,  // 33: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	22,  // 34: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	67,  // 35: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	64,  // 36: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	66,  // 37: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	69,  // 38: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	18,  // 39: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	70,  // 40: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	73,  // 41: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	30,  // 42: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	29,  // 43: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	65,  // 44: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	73,  // 45: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	34,  // 46: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	68,  // 47: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	32,  // 48: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	9,   // 49: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	33,  // 50: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	1,   // 51: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	44,  // 52: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	43,  // 53: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	42,  // 54: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	37,  // 55: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	38,  // 56: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	36,  // 57: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	35,  // 58: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	40,  // 59: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	40,  // 60: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	39,  // 61: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	41,  // 62: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	41,  // 63: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	2,   // 64: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	3,   // 65: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	4,   // 66: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	5,   // 67: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	46,  // 68: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	9,   // 69: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	71,  // 70: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	74,  // 71: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	49,  // 72: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	48,  // 73: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	47,  // 74: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	75,  // 75: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	39,  // 76: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	76,  // 77: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	77,  // 78: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	66,  // 79: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	29,  // 80: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	73,  // 81: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	51,  // 82: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	6,   // 83: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	72,  // 84: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	54,  // 85: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	7,   // 86: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	57,  // 87: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	58,  // 88: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	58,  // 89: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	58,  // 90: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	58,  // 91: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	58,  // 92: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	8,   // 93: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	12,  // 94: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	31,  // 95: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	50,  // 96: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	53,  // 97: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	56,  // 98: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	61,  // 99: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	22,  // 100: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	45,  // 101: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	52,  // 102: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	55,  // 103: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	59,  // 104: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	60,  // 105: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	100, // [100:106] is the sub-list for method output_type
+	94,  // [94:100] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -5727,14 +6110,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[27].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   53,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1310,6 +1310,128 @@ func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
 	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
 }
 
+type AddHostRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,2,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	Authenticate  bool                   `protobuf:"varint,3,opt,name=authenticate,proto3" json:"authenticate,omitempty"` // the host proves its identity to targets, and they theirs to it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddHostRequest) Reset() {
+	*x = AddHostRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddHostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddHostRequest) ProtoMessage() {}
+
+func (x *AddHostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddHostRequest.ProtoReflect.Descriptor instead.
+func (*AddHostRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *AddHostRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AddHostRequest) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *AddHostRequest) GetAuthenticate() bool {
+	if x != nil {
+		return x.Authenticate
+	}
+	return false
+}
+
+type AddHostResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// If the host authenticates: its secret, and that of the targets, as nvme-cli takes them
+	// (DHHC-1:…). They stay the same for as long as the cluster does.
+	HostSecret       string `protobuf:"bytes,2,opt,name=host_secret,json=hostSecret,proto3" json:"host_secret,omitempty"`
+	ControllerSecret string `protobuf:"bytes,3,opt,name=controller_secret,json=controllerSecret,proto3" json:"controller_secret,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *AddHostResponse) Reset() {
+	*x = AddHostResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddHostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddHostResponse) ProtoMessage() {}
+
+func (x *AddHostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddHostResponse.ProtoReflect.Descriptor instead.
+func (*AddHostResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AddHostResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *AddHostResponse) GetHostSecret() string {
+	if x != nil {
+		return x.HostSecret
+	}
+	return ""
+}
+
+func (x *AddHostResponse) GetControllerSecret() string {
+	if x != nil {
+		return x.ControllerSecret
+	}
+	return ""
+}
+
 type ListDevicesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1321,7 +1443,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1455,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1468,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListDevicesRequest) GetNode() string {
@@ -1380,7 +1502,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1514,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1527,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -1433,7 +1555,7 @@ type ListDrivesRequest struct {
 
 func (x *ListDrivesRequest) Reset() {
 	*x = ListDrivesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1567,7 @@ func (x *ListDrivesRequest) String() string {
 func (*ListDrivesRequest) ProtoMessage() {}
 
 func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1580,7 @@ func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListDrivesRequest) GetNode() string {
@@ -1492,7 +1614,7 @@ type ListDrivesResponse struct {
 
 func (x *ListDrivesResponse) Reset() {
 	*x = ListDrivesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1626,7 @@ func (x *ListDrivesResponse) String() string {
 func (*ListDrivesResponse) ProtoMessage() {}
 
 func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1639,7 @@ func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListDrivesResponse) GetDrives() []*Drive {
@@ -1547,7 +1669,7 @@ type AddDriveRequest struct {
 
 func (x *AddDriveRequest) Reset() {
 	*x = AddDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +1681,7 @@ func (x *AddDriveRequest) String() string {
 func (*AddDriveRequest) ProtoMessage() {}
 
 func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +1694,7 @@ func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDriveRequest.ProtoReflect.Descriptor instead.
 func (*AddDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AddDriveRequest) GetNode() string {
@@ -1613,7 +1735,7 @@ type SetDriveLabelsRequest struct {
 
 func (x *SetDriveLabelsRequest) Reset() {
 	*x = SetDriveLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1747,7 @@ func (x *SetDriveLabelsRequest) String() string {
 func (*SetDriveLabelsRequest) ProtoMessage() {}
 
 func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1760,7 @@ func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDriveLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetDriveLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SetDriveLabelsRequest) GetDriveId() string {
@@ -1664,7 +1786,7 @@ type EvictDriveRequest struct {
 
 func (x *EvictDriveRequest) Reset() {
 	*x = EvictDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1798,7 @@ func (x *EvictDriveRequest) String() string {
 func (*EvictDriveRequest) ProtoMessage() {}
 
 func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1811,7 @@ func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveRequest.ProtoReflect.Descriptor instead.
 func (*EvictDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EvictDriveRequest) GetDriveId() string {
@@ -1707,7 +1829,7 @@ type EvictDriveResponse struct {
 
 func (x *EvictDriveResponse) Reset() {
 	*x = EvictDriveResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1841,7 @@ func (x *EvictDriveResponse) String() string {
 func (*EvictDriveResponse) ProtoMessage() {}
 
 func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1854,7 @@ func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveResponse.ProtoReflect.Descriptor instead.
 func (*EvictDriveResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 type DrainDriveRequest struct {
@@ -1745,7 +1867,7 @@ type DrainDriveRequest struct {
 
 func (x *DrainDriveRequest) Reset() {
 	*x = DrainDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1879,7 @@ func (x *DrainDriveRequest) String() string {
 func (*DrainDriveRequest) ProtoMessage() {}
 
 func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1892,7 @@ func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainDriveRequest.ProtoReflect.Descriptor instead.
 func (*DrainDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainDriveRequest) GetDriveId() string {
@@ -1797,7 +1919,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1931,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1944,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CordonNodeRequest) GetNode() string {
@@ -1848,7 +1970,7 @@ type UncordonNodeRequest struct {
 
 func (x *UncordonNodeRequest) Reset() {
 	*x = UncordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +1982,7 @@ func (x *UncordonNodeRequest) String() string {
 func (*UncordonNodeRequest) ProtoMessage() {}
 
 func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +1995,7 @@ func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UncordonNodeRequest) GetNode() string {
@@ -1894,7 +2016,7 @@ type MaintainNodeRequest struct {
 
 func (x *MaintainNodeRequest) Reset() {
 	*x = MaintainNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2028,7 @@ func (x *MaintainNodeRequest) String() string {
 func (*MaintainNodeRequest) ProtoMessage() {}
 
 func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2041,7 @@ func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MaintainNodeRequest.ProtoReflect.Descriptor instead.
 func (*MaintainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MaintainNodeRequest) GetNode() string {
@@ -1955,7 +2077,7 @@ type RebalancePoolRequest struct {
 
 func (x *RebalancePoolRequest) Reset() {
 	*x = RebalancePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2089,7 @@ func (x *RebalancePoolRequest) String() string {
 func (*RebalancePoolRequest) ProtoMessage() {}
 
 func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2102,7 @@ func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolRequest.ProtoReflect.Descriptor instead.
 func (*RebalancePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RebalancePoolRequest) GetPool() string {
@@ -2021,7 +2143,7 @@ type RebalancePoolResponse struct {
 
 func (x *RebalancePoolResponse) Reset() {
 	*x = RebalancePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2155,7 @@ func (x *RebalancePoolResponse) String() string {
 func (*RebalancePoolResponse) ProtoMessage() {}
 
 func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2168,7 @@ func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolResponse.ProtoReflect.Descriptor instead.
 func (*RebalancePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RebalancePoolResponse) GetPool() *Pool {
@@ -2080,7 +2202,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2214,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2227,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PlannedMove) GetVolume() string {
@@ -2176,7 +2298,7 @@ type MoveLegRequest struct {
 
 func (x *MoveLegRequest) Reset() {
 	*x = MoveLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2310,7 @@ func (x *MoveLegRequest) String() string {
 func (*MoveLegRequest) ProtoMessage() {}
 
 func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2323,7 @@ func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
 func (*MoveLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MoveLegRequest) GetVolume() string {
@@ -2244,7 +2366,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2378,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2391,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -2316,7 +2438,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2450,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2463,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -2453,7 +2575,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2587,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2600,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -2562,7 +2684,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2696,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2709,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -2662,7 +2784,7 @@ type CreateDrivePolicyRequest struct {
 
 func (x *CreateDrivePolicyRequest) Reset() {
 	*x = CreateDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2796,7 @@ func (x *CreateDrivePolicyRequest) String() string {
 func (*CreateDrivePolicyRequest) ProtoMessage() {}
 
 func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2809,7 @@ func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*CreateDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CreateDrivePolicyRequest) GetPolicy() *DrivePolicy {
@@ -2705,7 +2827,7 @@ type ListDrivePoliciesRequest struct {
 
 func (x *ListDrivePoliciesRequest) Reset() {
 	*x = ListDrivePoliciesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2839,7 @@ func (x *ListDrivePoliciesRequest) String() string {
 func (*ListDrivePoliciesRequest) ProtoMessage() {}
 
 func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2852,7 @@ func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 type ListDrivePoliciesResponse struct {
@@ -2742,7 +2864,7 @@ type ListDrivePoliciesResponse struct {
 
 func (x *ListDrivePoliciesResponse) Reset() {
 	*x = ListDrivePoliciesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2876,7 @@ func (x *ListDrivePoliciesResponse) String() string {
 func (*ListDrivePoliciesResponse) ProtoMessage() {}
 
 func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2889,7 @@ func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListDrivePoliciesResponse) GetPolicies() []*DrivePolicy {
@@ -2786,7 +2908,7 @@ type DeleteDrivePolicyRequest struct {
 
 func (x *DeleteDrivePolicyRequest) Reset() {
 	*x = DeleteDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2920,7 @@ func (x *DeleteDrivePolicyRequest) String() string {
 func (*DeleteDrivePolicyRequest) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +2933,7 @@ func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteDrivePolicyRequest) GetName() string {
@@ -2829,7 +2951,7 @@ type DeleteDrivePolicyResponse struct {
 
 func (x *DeleteDrivePolicyResponse) Reset() {
 	*x = DeleteDrivePolicyResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +2963,7 @@ func (x *DeleteDrivePolicyResponse) String() string {
 func (*DeleteDrivePolicyResponse) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +2976,7 @@ func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 type CreatePoolRequest struct {
@@ -2867,7 +2989,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +3001,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +3014,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -2919,7 +3041,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3053,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3066,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -2971,7 +3093,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2983,7 +3105,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2996,7 +3118,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -3022,7 +3144,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3156,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3169,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -3065,7 +3187,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3199,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3212,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 type CreateVolumeRequest struct {
@@ -3111,13 +3233,14 @@ type CreateVolumeRequest struct {
 	Parity         uint32 `protobuf:"varint,12,opt,name=parity,proto3" json:"parity,omitempty"`
 	Authentication string `protobuf:"bytes,13,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty means "prefer"
 	Integrity      bool   `protobuf:"varint,14,opt,name=integrity,proto3" json:"integrity,omitempty"`          // as in Layout
+	Thin           bool   `protobuf:"varint,15,opt,name=thin,proto3" json:"thin,omitempty"`                    // as in Volume
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3252,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3265,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -3243,6 +3366,13 @@ func (x *CreateVolumeRequest) GetIntegrity() bool {
 	return false
 }
 
+func (x *CreateVolumeRequest) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 // Segment is a part of the cluster: the nodes that have all of these labels.
 type Segment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3253,7 +3383,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3395,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3408,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3298,7 +3428,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3440,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3453,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3358,7 +3488,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3500,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3513,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -3461,7 +3591,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3603,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3616,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -3560,13 +3690,14 @@ type GetCapacityRequest struct {
 	Spread        string                 `protobuf:"bytes,4,opt,name=spread,proto3" json:"spread,omitempty"`
 	Topology      []*Segment             `protobuf:"bytes,5,rep,name=topology,proto3" json:"topology,omitempty"`
 	Integrity     bool                   `protobuf:"varint,6,opt,name=integrity,proto3" json:"integrity,omitempty"`
+	Thin          bool                   `protobuf:"varint,7,opt,name=thin,proto3" json:"thin,omitempty"` // the answer is what drives may still promise, which is more than they have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +3709,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +3722,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -3636,6 +3767,13 @@ func (x *GetCapacityRequest) GetIntegrity() bool {
 	return false
 }
 
+func (x *GetCapacityRequest) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
 type Capacity struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	AvailableBytes     uint64                 `protobuf:"varint,1,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`               // for all volumes of this kind together
@@ -3647,7 +3785,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3659,7 +3797,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3672,7 +3810,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -3705,7 +3843,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3855,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3730,7 +3868,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -3750,7 +3888,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3900,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3913,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -3802,7 +3940,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3814,7 +3952,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3827,7 +3965,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -3853,7 +3991,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +4003,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +4016,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -3896,7 +4034,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4046,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4059,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 type ExplainVolumeRequest struct {
@@ -3933,7 +4071,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3945,7 +4083,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3958,7 +4096,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -3981,7 +4119,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4131,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4144,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4055,7 +4193,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4067,7 +4205,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4080,7 +4218,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4119,7 +4257,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4269,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4282,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4189,7 +4327,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4201,7 +4339,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4214,7 +4352,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4253,7 +4391,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4265,7 +4403,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4278,7 +4416,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 type ListAttachmentsRequest struct {
@@ -4292,7 +4430,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4442,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4455,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4351,7 +4489,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4363,7 +4501,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4376,7 +4514,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -4406,7 +4544,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4556,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +4569,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -4479,7 +4617,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4629,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4642,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -4543,7 +4681,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +4693,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +4706,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Figures) GetName() string {
@@ -4665,7 +4803,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4677,7 +4815,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4690,7 +4828,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -4755,7 +4893,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4767,7 +4905,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4780,7 +4918,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -4828,7 +4966,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +4978,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +4991,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -4880,7 +5018,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5030,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5043,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -4930,7 +5068,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5080,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5093,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 type BackupChunk struct {
@@ -4967,7 +5105,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4979,7 +5117,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4992,7 +5130,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5010,7 +5148,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5022,7 +5160,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5035,7 +5173,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 type SupportBundleChunk struct {
@@ -5047,7 +5185,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5059,7 +5197,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5072,7 +5210,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -5164,7 +5302,16 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"'\n" +
 	"\x11RemoveNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\"\x14\n" +
-	"\x12RemoveNodeResponse\"d\n" +
+	"\x12RemoveNodeResponse\"c\n" +
+	"\x0eAddHostRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x19\n" +
+	"\bhost_nqn\x18\x02 \x01(\tR\ahostNqn\x12\"\n" +
+	"\fauthenticate\x18\x03 \x01(\bR\fauthenticate\"\x82\x01\n" +
+	"\x0fAddHostResponse\x12!\n" +
+	"\x04node\x18\x01 \x01(\v2\r.weft.v1.NodeR\x04node\x12\x1f\n" +
+	"\vhost_secret\x18\x02 \x01(\tR\n" +
+	"hostSecret\x12+\n" +
+	"\x11controller_secret\x18\x03 \x01(\tR\x10controllerSecret\"d\n" +
 	"\x12ListDevicesRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
@@ -5303,7 +5450,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\x94\x04\n" +
+	"\x12DeletePoolResponse\"\xa8\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -5321,7 +5468,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x04data\x18\v \x01(\rR\x04data\x12\x16\n" +
 	"\x06parity\x18\f \x01(\rR\x06parity\x12&\n" +
 	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x12\x1c\n" +
-	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x1a9\n" +
+	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x12\x12\n" +
+	"\x04thin\x18\x0f \x01(\bR\x04thin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
@@ -5358,14 +5506,15 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +
 	"\x14_scrub_every_secondsB\x19\n" +
 	"\x17_scrub_bytes_per_secondB\x1b\n" +
-	"\x19_rebuild_bytes_per_second\"\xbe\x01\n" +
+	"\x19_rebuild_bytes_per_second\"\xd2\x01\n" +
 	"\x12GetCapacityRequest\x12\x16\n" +
 	"\x06copies\x18\x01 \x01(\rR\x06copies\x12\x18\n" +
 	"\astripes\x18\x02 \x01(\rR\astripes\x12\x12\n" +
 	"\x04pool\x18\x03 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06spread\x18\x04 \x01(\tR\x06spread\x12,\n" +
 	"\btopology\x18\x05 \x03(\v2\x10.weft.v1.SegmentR\btopology\x12\x1c\n" +
-	"\tintegrity\x18\x06 \x01(\bR\tintegrity\"\x97\x01\n" +
+	"\tintegrity\x18\x06 \x01(\bR\tintegrity\x12\x12\n" +
+	"\x04thin\x18\a \x01(\bR\x04thin\"\x97\x01\n" +
 	"\bCapacity\x12'\n" +
 	"\x0favailable_bytes\x18\x01 \x01(\x04R\x0eavailableBytes\x120\n" +
 	"\x14maximum_volume_bytes\x18\x02 \x01(\x04R\x12maximumVolumeBytes\x120\n" +
@@ -5468,7 +5617,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\xdb\x19\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\x99\x1a\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -5484,7 +5633,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\rSetNodeLabels\x12\x1d.weft.v1.SetNodeLabelsRequest\x1a\r.weft.v1.Node\x12A\n" +
 	"\x0fConfirmNodeDead\x12\x1f.weft.v1.ConfirmNodeDeadRequest\x1a\r.weft.v1.Node\x12E\n" +
 	"\n" +
-	"RemoveNode\x12\x1a.weft.v1.RemoveNodeRequest\x1a\x1b.weft.v1.RemoveNodeResponse\x12H\n" +
+	"RemoveNode\x12\x1a.weft.v1.RemoveNodeRequest\x1a\x1b.weft.v1.RemoveNodeResponse\x12<\n" +
+	"\aAddHost\x12\x17.weft.v1.AddHostRequest\x1a\x18.weft.v1.AddHostResponse\x12H\n" +
 	"\vListDevices\x12\x1b.weft.v1.ListDevicesRequest\x1a\x1c.weft.v1.ListDevicesResponse\x12E\n" +
 	"\n" +
 	"ListDrives\x12\x1a.weft.v1.ListDrivesRequest\x1a\x1b.weft.v1.ListDrivesResponse\x124\n" +
@@ -5543,7 +5693,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
 	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
@@ -5569,236 +5719,241 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*ConfirmNodeDeadRequest)(nil),     // 21: weft.v1.ConfirmNodeDeadRequest
 	(*RemoveNodeRequest)(nil),          // 22: weft.v1.RemoveNodeRequest
 	(*RemoveNodeResponse)(nil),         // 23: weft.v1.RemoveNodeResponse
-	(*ListDevicesRequest)(nil),         // 24: weft.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),        // 25: weft.v1.ListDevicesResponse
-	(*ListDrivesRequest)(nil),          // 26: weft.v1.ListDrivesRequest
-	(*ListDrivesResponse)(nil),         // 27: weft.v1.ListDrivesResponse
-	(*AddDriveRequest)(nil),            // 28: weft.v1.AddDriveRequest
-	(*SetDriveLabelsRequest)(nil),      // 29: weft.v1.SetDriveLabelsRequest
-	(*EvictDriveRequest)(nil),          // 30: weft.v1.EvictDriveRequest
-	(*EvictDriveResponse)(nil),         // 31: weft.v1.EvictDriveResponse
-	(*DrainDriveRequest)(nil),          // 32: weft.v1.DrainDriveRequest
-	(*CordonNodeRequest)(nil),          // 33: weft.v1.CordonNodeRequest
-	(*UncordonNodeRequest)(nil),        // 34: weft.v1.UncordonNodeRequest
-	(*MaintainNodeRequest)(nil),        // 35: weft.v1.MaintainNodeRequest
-	(*RebalancePoolRequest)(nil),       // 36: weft.v1.RebalancePoolRequest
-	(*RebalancePoolResponse)(nil),      // 37: weft.v1.RebalancePoolResponse
-	(*PlannedMove)(nil),                // 38: weft.v1.PlannedMove
-	(*MoveLegRequest)(nil),             // 39: weft.v1.MoveLegRequest
-	(*WhatIfRequest)(nil),              // 40: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),             // 41: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),                 // 42: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                    // 43: weft.v1.LegLoss
-	(*CreateDrivePolicyRequest)(nil),   // 44: weft.v1.CreateDrivePolicyRequest
-	(*ListDrivePoliciesRequest)(nil),   // 45: weft.v1.ListDrivePoliciesRequest
-	(*ListDrivePoliciesResponse)(nil),  // 46: weft.v1.ListDrivePoliciesResponse
-	(*DeleteDrivePolicyRequest)(nil),   // 47: weft.v1.DeleteDrivePolicyRequest
-	(*DeleteDrivePolicyResponse)(nil),  // 48: weft.v1.DeleteDrivePolicyResponse
-	(*CreatePoolRequest)(nil),          // 49: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),           // 50: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),          // 51: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),          // 52: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),         // 53: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),        // 54: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                    // 55: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 56: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 57: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 58: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 59: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 60: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 61: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 62: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 63: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 64: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 65: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 66: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 67: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 68: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 69: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 70: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 71: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 72: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 73: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 74: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 75: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 76: weft.v1.Figures
-	(*Rates)(nil),                      // 77: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 78: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 79: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 80: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 81: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 82: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 83: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 84: weft.v1.SupportBundleChunk
-	nil,                                // 85: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 86: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 87: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 88: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 89: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 90: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 91: weft.v1.Segment.LabelsEntry
-	nil,                                // 92: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 93: google.protobuf.Timestamp
-	(*Node)(nil),                       // 94: weft.v1.Node
-	(*Device)(nil),                     // 95: weft.v1.Device
-	(*Drive)(nil),                      // 96: weft.v1.Drive
-	(*Pool)(nil),                       // 97: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 98: google.protobuf.Duration
-	(*Attachment)(nil),                 // 99: weft.v1.Attachment
-	(Health)(0),                        // 100: weft.v1.Health
-	(LegState)(0),                      // 101: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 102: weft.v1.DrivePolicy
-	(*Place)(nil),                      // 103: weft.v1.Place
-	(*Volume)(nil),                     // 104: weft.v1.Volume
-	(AttachMode)(0),                    // 105: weft.v1.AttachMode
-	(*Event)(nil),                      // 106: weft.v1.Event
+	(*AddHostRequest)(nil),             // 24: weft.v1.AddHostRequest
+	(*AddHostResponse)(nil),            // 25: weft.v1.AddHostResponse
+	(*ListDevicesRequest)(nil),         // 26: weft.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),        // 27: weft.v1.ListDevicesResponse
+	(*ListDrivesRequest)(nil),          // 28: weft.v1.ListDrivesRequest
+	(*ListDrivesResponse)(nil),         // 29: weft.v1.ListDrivesResponse
+	(*AddDriveRequest)(nil),            // 30: weft.v1.AddDriveRequest
+	(*SetDriveLabelsRequest)(nil),      // 31: weft.v1.SetDriveLabelsRequest
+	(*EvictDriveRequest)(nil),          // 32: weft.v1.EvictDriveRequest
+	(*EvictDriveResponse)(nil),         // 33: weft.v1.EvictDriveResponse
+	(*DrainDriveRequest)(nil),          // 34: weft.v1.DrainDriveRequest
+	(*CordonNodeRequest)(nil),          // 35: weft.v1.CordonNodeRequest
+	(*UncordonNodeRequest)(nil),        // 36: weft.v1.UncordonNodeRequest
+	(*MaintainNodeRequest)(nil),        // 37: weft.v1.MaintainNodeRequest
+	(*RebalancePoolRequest)(nil),       // 38: weft.v1.RebalancePoolRequest
+	(*RebalancePoolResponse)(nil),      // 39: weft.v1.RebalancePoolResponse
+	(*PlannedMove)(nil),                // 40: weft.v1.PlannedMove
+	(*MoveLegRequest)(nil),             // 41: weft.v1.MoveLegRequest
+	(*WhatIfRequest)(nil),              // 42: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),             // 43: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),                 // 44: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                    // 45: weft.v1.LegLoss
+	(*CreateDrivePolicyRequest)(nil),   // 46: weft.v1.CreateDrivePolicyRequest
+	(*ListDrivePoliciesRequest)(nil),   // 47: weft.v1.ListDrivePoliciesRequest
+	(*ListDrivePoliciesResponse)(nil),  // 48: weft.v1.ListDrivePoliciesResponse
+	(*DeleteDrivePolicyRequest)(nil),   // 49: weft.v1.DeleteDrivePolicyRequest
+	(*DeleteDrivePolicyResponse)(nil),  // 50: weft.v1.DeleteDrivePolicyResponse
+	(*CreatePoolRequest)(nil),          // 51: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),           // 52: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),          // 53: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),          // 54: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),         // 55: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),        // 56: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                    // 57: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 58: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 59: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 60: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 61: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 62: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 63: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 64: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 65: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 66: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 67: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 68: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 69: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 70: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 71: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 72: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 73: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 74: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 75: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 76: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 77: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 78: weft.v1.Figures
+	(*Rates)(nil),                      // 79: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 80: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 81: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 82: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 83: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 84: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 85: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 86: weft.v1.SupportBundleChunk
+	nil,                                // 87: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 88: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 89: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 90: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 91: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 92: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 93: weft.v1.Segment.LabelsEntry
+	nil,                                // 94: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 95: google.protobuf.Timestamp
+	(*Node)(nil),                       // 96: weft.v1.Node
+	(*Device)(nil),                     // 97: weft.v1.Device
+	(*Drive)(nil),                      // 98: weft.v1.Drive
+	(*Pool)(nil),                       // 99: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 100: google.protobuf.Duration
+	(*Attachment)(nil),                 // 101: weft.v1.Attachment
+	(Health)(0),                        // 102: weft.v1.Health
+	(LegState)(0),                      // 103: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 104: weft.v1.DrivePolicy
+	(*Place)(nil),                      // 105: weft.v1.Place
+	(*Volume)(nil),                     // 106: weft.v1.Volume
+	(AttachMode)(0),                    // 107: weft.v1.AttachMode
+	(*Event)(nil),                      // 108: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
 	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	93,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	95,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
 	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	94,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	85,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	95,  // 7: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	96,  // 8: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	86,  // 9: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	87,  // 10: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	97,  // 11: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
-	38,  // 12: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	88,  // 13: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	98,  // 14: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	42,  // 15: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	99,  // 16: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	100, // 17: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	100, // 18: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	43,  // 19: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	101, // 20: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	102, // 21: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	102, // 22: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	89,  // 23: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	97,  // 24: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	90,  // 25: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	55,  // 26: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	55,  // 27: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	91,  // 28: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	103, // 29: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	92,  // 30: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	55,  // 31: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	104, // 32: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	105, // 33: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	99,  // 34: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	0,   // 35: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	98,  // 36: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	76,  // 37: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	77,  // 38: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	77,  // 39: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	77,  // 40: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	77,  // 41: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	77,  // 42: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	106, // 43: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	1,   // 44: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,   // 45: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
-	5,   // 46: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
-	7,   // 47: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
-	9,   // 48: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
-	11,  // 49: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
-	13,  // 50: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
-	14,  // 51: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
-	18,  // 52: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	20,  // 53: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	21,  // 54: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	22,  // 55: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	24,  // 56: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	26,  // 57: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	28,  // 58: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	44,  // 59: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
-	45,  // 60: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
-	47,  // 61: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
-	29,  // 62: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	30,  // 63: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	32,  // 64: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	33,  // 65: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	34,  // 66: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	35,  // 67: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	39,  // 68: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	40,  // 69: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	49,  // 70: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	50,  // 71: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	52,  // 72: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	36,  // 73: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	54,  // 74: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	61,  // 75: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	62,  // 76: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	64,  // 77: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	56,  // 78: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	57,  // 79: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	58,  // 80: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	59,  // 81: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	66,  // 82: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	68,  // 83: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	69,  // 84: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	70,  // 85: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	72,  // 86: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	74,  // 87: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	78,  // 88: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	80,  // 89: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	81,  // 90: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	83,  // 91: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	17,  // 92: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,   // 93: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	6,   // 94: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	8,   // 95: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	10,  // 96: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	12,  // 97: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	15,  // 98: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	15,  // 99: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	19,  // 100: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	94,  // 101: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	94,  // 102: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	23,  // 103: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	25,  // 104: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	27,  // 105: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	96,  // 106: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	102, // 107: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	46,  // 108: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	48,  // 109: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	96,  // 110: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	31,  // 111: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	96,  // 112: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	94,  // 113: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	94,  // 114: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	94,  // 115: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	104, // 116: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	41,  // 117: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	97,  // 118: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	51,  // 119: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	53,  // 120: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	37,  // 121: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	104, // 122: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	104, // 123: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	63,  // 124: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	65,  // 125: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	104, // 126: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	104, // 127: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	104, // 128: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	60,  // 129: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	67,  // 130: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	104, // 131: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	99,  // 132: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	71,  // 133: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	73,  // 134: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	75,  // 135: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	79,  // 136: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	106, // 137: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	82,  // 138: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	84,  // 139: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	92,  // [92:140] is the sub-list for method output_type
-	44,  // [44:92] is the sub-list for method input_type
-	44,  // [44:44] is the sub-list for extension type_name
-	44,  // [44:44] is the sub-list for extension extendee
-	0,   // [0:44] is the sub-list for field type_name
+	96,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	87,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	96,  // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	97,  // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	98,  // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	88,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	89,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	99,  // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	40,  // 13: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
+	90,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	100, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	44,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	101, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	102, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	102, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	45,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	103, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	104, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	104, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	91,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	99,  // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	92,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	57,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	57,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	93,  // 29: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	105, // 30: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	94,  // 31: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	57,  // 32: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	106, // 33: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	107, // 34: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	101, // 35: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	0,   // 36: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
+	100, // 37: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	78,  // 38: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	79,  // 39: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	79,  // 40: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	79,  // 41: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	79,  // 42: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	79,  // 43: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	108, // 44: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	1,   // 45: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,   // 46: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
+	5,   // 47: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
+	7,   // 48: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
+	9,   // 49: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
+	11,  // 50: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
+	13,  // 51: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
+	14,  // 52: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
+	18,  // 53: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	20,  // 54: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	21,  // 55: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	22,  // 56: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	24,  // 57: weft.v1.Manager.AddHost:input_type -> weft.v1.AddHostRequest
+	26,  // 58: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	28,  // 59: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	30,  // 60: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	46,  // 61: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
+	47,  // 62: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
+	49,  // 63: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
+	31,  // 64: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	32,  // 65: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	34,  // 66: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	35,  // 67: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	36,  // 68: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	37,  // 69: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	41,  // 70: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	42,  // 71: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	51,  // 72: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	52,  // 73: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	54,  // 74: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	38,  // 75: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	56,  // 76: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	63,  // 77: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	64,  // 78: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	66,  // 79: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	58,  // 80: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	59,  // 81: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	60,  // 82: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	61,  // 83: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	68,  // 84: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	70,  // 85: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	71,  // 86: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	72,  // 87: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	74,  // 88: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	76,  // 89: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	80,  // 90: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	82,  // 91: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	83,  // 92: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	85,  // 93: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	17,  // 94: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,   // 95: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	6,   // 96: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	8,   // 97: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	10,  // 98: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	12,  // 99: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	15,  // 100: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	15,  // 101: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	19,  // 102: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	96,  // 103: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	96,  // 104: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	23,  // 105: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	25,  // 106: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	27,  // 107: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	29,  // 108: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	98,  // 109: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	104, // 110: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	48,  // 111: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	50,  // 112: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	98,  // 113: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	33,  // 114: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	98,  // 115: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	96,  // 116: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	96,  // 117: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	96,  // 118: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	106, // 119: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	43,  // 120: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	99,  // 121: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	53,  // 122: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	55,  // 123: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	39,  // 124: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	106, // 125: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	106, // 126: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	65,  // 127: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	67,  // 128: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	106, // 129: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	106, // 130: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	106, // 131: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	62,  // 132: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	69,  // 133: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	106, // 134: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	101, // 135: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	73,  // 136: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	75,  // 137: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	77,  // 138: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	81,  // 139: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	108, // 140: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	84,  // 141: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	86,  // 142: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	94,  // [94:143] is the sub-list for method output_type
+	45,  // [45:94] is the sub-list for method input_type
+	45,  // [45:45] is the sub-list for extension type_name
+	45,  // [45:45] is the sub-list for extension extendee
+	0,   // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -5807,14 +5962,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[57].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[59].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   92,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -43,6 +43,7 @@ const (
 	Manager_SetNodeLabels_FullMethodName      = "/weft.v1.Manager/SetNodeLabels"
 	Manager_ConfirmNodeDead_FullMethodName    = "/weft.v1.Manager/ConfirmNodeDead"
 	Manager_RemoveNode_FullMethodName         = "/weft.v1.Manager/RemoveNode"
+	Manager_AddHost_FullMethodName            = "/weft.v1.Manager/AddHost"
 	Manager_ListDevices_FullMethodName        = "/weft.v1.Manager/ListDevices"
 	Manager_ListDrives_FullMethodName         = "/weft.v1.Manager/ListDrives"
 	Manager_AddDrive_FullMethodName           = "/weft.v1.Manager/AddDrive"
@@ -111,6 +112,9 @@ type ManagerClient interface {
 	// and leases at once.
 	ConfirmNodeDead(ctx context.Context, in *ConfirmNodeDeadRequest, opts ...grpc.CallOption) (*Node, error)
 	RemoveNode(ctx context.Context, in *RemoveNodeRequest, opts ...grpc.CallOption) (*RemoveNodeResponse, error)
+	// AddHost adds a node without Weft's agent, whose operator connects to volumes with Linux's
+	// own NVMe tools. A repeated call changes nothing and gives the same answer.
+	AddHost(ctx context.Context, in *AddHostRequest, opts ...grpc.CallOption) (*AddHostResponse, error)
 	// ListDevices returns the block devices that a node's inventory found, Weft's or not.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
 	ListDrives(ctx context.Context, in *ListDrivesRequest, opts ...grpc.CallOption) (*ListDrivesResponse, error)
@@ -304,6 +308,16 @@ func (c *managerClient) RemoveNode(ctx context.Context, in *RemoveNodeRequest, o
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RemoveNodeResponse)
 	err := c.cc.Invoke(ctx, Manager_RemoveNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) AddHost(ctx context.Context, in *AddHostRequest, opts ...grpc.CallOption) (*AddHostResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddHostResponse)
+	err := c.cc.Invoke(ctx, Manager_AddHost_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -727,6 +741,9 @@ type ManagerServer interface {
 	// and leases at once.
 	ConfirmNodeDead(context.Context, *ConfirmNodeDeadRequest) (*Node, error)
 	RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error)
+	// AddHost adds a node without Weft's agent, whose operator connects to volumes with Linux's
+	// own NVMe tools. A repeated call changes nothing and gives the same answer.
+	AddHost(context.Context, *AddHostRequest) (*AddHostResponse, error)
 	// ListDevices returns the block devices that a node's inventory found, Weft's or not.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
 	ListDrives(context.Context, *ListDrivesRequest) (*ListDrivesResponse, error)
@@ -841,6 +858,9 @@ func (UnimplementedManagerServer) ConfirmNodeDead(context.Context, *ConfirmNodeD
 }
 func (UnimplementedManagerServer) RemoveNode(context.Context, *RemoveNodeRequest) (*RemoveNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveNode not implemented")
+}
+func (UnimplementedManagerServer) AddHost(context.Context, *AddHostRequest) (*AddHostResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddHost not implemented")
 }
 func (UnimplementedManagerServer) ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDevices not implemented")
@@ -1183,6 +1203,24 @@ func _Manager_RemoveNode_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ManagerServer).RemoveNode(ctx, req.(*RemoveNodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Manager_AddHost_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddHostRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).AddHost(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_AddHost_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).AddHost(ctx, req.(*AddHostRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1868,6 +1906,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveNode",
 			Handler:    _Manager_RemoveNode_Handler,
+		},
+		{
+			MethodName: "AddHost",
+			Handler:    _Manager_AddHost_Handler,
 		},
 		{
 			MethodName: "ListDevices",

@@ -151,6 +151,7 @@ const (
 	ImageKind_IMAGE_KIND_PLAIN       ImageKind = 1 // in the leg's extents, one after another
 	// The same, except that the first MiB of each extent holds checksums of the other 255.
 	ImageKind_IMAGE_KIND_CHECKED ImageKind = 2
+	ImageKind_IMAGE_KIND_MAPPED  ImageKind = 3 // through the map of a tree, which takes space only where data was written
 )
 
 // Enum value maps for ImageKind.
@@ -159,11 +160,13 @@ var (
 		0: "IMAGE_KIND_UNSPECIFIED",
 		1: "IMAGE_KIND_PLAIN",
 		2: "IMAGE_KIND_CHECKED",
+		3: "IMAGE_KIND_MAPPED",
 	}
 	ImageKind_value = map[string]int32{
 		"IMAGE_KIND_UNSPECIFIED": 0,
 		"IMAGE_KIND_PLAIN":       1,
 		"IMAGE_KIND_CHECKED":     2,
+		"IMAGE_KIND_MAPPED":      3,
 	}
 )
 
@@ -655,6 +658,7 @@ type Node struct {
 	// of I/O, and the volumes whose I/O waits all the same while it is off, each with the reason.
 	StopWaitsFor  []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
 	StopsIoOf     []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
+	Stock         bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"` // a host without Weft's agent: see AddHost
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +761,13 @@ func (x *Node) GetStopsIoOf() []string {
 		return x.StopsIoOf
 	}
 	return nil
+}
+
+func (x *Node) GetStock() bool {
+	if x != nil {
+		return x.Stock
+	}
+	return false
 }
 
 // AgentStatus is what the volume manager knows of one agent.
@@ -971,8 +982,12 @@ type Drive struct {
 	CapacityBytes  uint64                 `protobuf:"varint,14,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`    // the size of all its extents
 	AllocatedBytes uint64                 `protobuf:"varint,15,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"` // used by legs
 	Health         *DriveHealth           `protobuf:"bytes,60,opt,name=health,proto3" json:"health,omitempty"`                                        // as its target last read it; unset if its target is offline
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Of allocated_bytes: what thin volumes may take. Of that: what they have.
+	ThinBytes        uint64 `protobuf:"varint,61,opt,name=thin_bytes,json=thinBytes,proto3" json:"thin_bytes,omitempty"`
+	ThinUsedBytes    uint64 `protobuf:"varint,62,opt,name=thin_used_bytes,json=thinUsedBytes,proto3" json:"thin_used_bytes,omitempty"`
+	ProvisionedBytes uint64 `protobuf:"varint,63,opt,name=provisioned_bytes,json=provisionedBytes,proto3" json:"provisioned_bytes,omitempty"` // what its legs would take if all of them were written whole
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Drive) Reset() {
@@ -1115,6 +1130,27 @@ func (x *Drive) GetHealth() *DriveHealth {
 		return x.Health
 	}
 	return nil
+}
+
+func (x *Drive) GetThinBytes() uint64 {
+	if x != nil {
+		return x.ThinBytes
+	}
+	return 0
+}
+
+func (x *Drive) GetThinUsedBytes() uint64 {
+	if x != nil {
+		return x.ThinUsedBytes
+	}
+	return 0
+}
+
+func (x *Drive) GetProvisionedBytes() uint64 {
+	if x != nil {
+		return x.ProvisionedBytes
+	}
+	return 0
 }
 
 // DriveHealth is what a drive says of itself, and how fast it is. Its target reads it once
@@ -1593,15 +1629,16 @@ func (x *DrivePolicy) GetLabels() map[string]string {
 
 // Pool is a set of drives that volumes may be placed on.
 type Pool struct {
-	state          protoimpl.MessageState `protogen:"open.v1"`
-	Name           string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Selector       map[string]string      `protobuf:"bytes,2,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // drive or node labels that must match; empty selects all
-	CapacityBytes  uint64                 `protobuf:"varint,3,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
-	AllocatedBytes uint64                 `protobuf:"varint,4,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"`
-	Drives         uint32                 `protobuf:"varint,5,opt,name=drives,proto3" json:"drives,omitempty"`
-	Rebalance      *PoolRebalance         `protobuf:"bytes,6,opt,name=rebalance,proto3" json:"rebalance,omitempty"` // the last one; unset: there was none
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Selector         map[string]string      `protobuf:"bytes,2,rep,name=selector,proto3" json:"selector,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // drive or node labels that must match; empty selects all
+	CapacityBytes    uint64                 `protobuf:"varint,3,opt,name=capacity_bytes,json=capacityBytes,proto3" json:"capacity_bytes,omitempty"`
+	AllocatedBytes   uint64                 `protobuf:"varint,4,opt,name=allocated_bytes,json=allocatedBytes,proto3" json:"allocated_bytes,omitempty"`
+	Drives           uint32                 `protobuf:"varint,5,opt,name=drives,proto3" json:"drives,omitempty"`
+	Rebalance        *PoolRebalance         `protobuf:"bytes,6,opt,name=rebalance,proto3" json:"rebalance,omitempty"`                                        // the last one; unset: there was none
+	ProvisionedBytes uint64                 `protobuf:"varint,7,opt,name=provisioned_bytes,json=provisionedBytes,proto3" json:"provisioned_bytes,omitempty"` // what its legs would take if all of them were written whole
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Pool) Reset() {
@@ -1674,6 +1711,13 @@ func (x *Pool) GetRebalance() *PoolRebalance {
 		return x.Rebalance
 	}
 	return nil
+}
+
+func (x *Pool) GetProvisionedBytes() uint64 {
+	if x != nil {
+		return x.ProvisionedBytes
+	}
+	return 0
 }
 
 // PoolRebalance moves legs from the fullest drives of a pool to its emptiest ones.
@@ -1913,9 +1957,13 @@ type Leg struct {
 	State    LegState               `protobuf:"varint,8,opt,name=state,proto3,enum=weft.v1.LegState" json:"state,omitempty"`
 	// Grows each time the leg is recorded stale. The leg then returns under a new
 	// namespace identity, so that a host's old handles to it no longer work.
-	Revision      uint64                 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
-	StaleSince    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
-	Reason        string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"` // why it is stale, or what creating waits for
+	Revision   uint64                 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	StaleSince *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	Reason     string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"` // why it is stale, or what creating waits for
+	// Of a thin volume's leg: the space of its data, as of some seconds ago, and that writes wait
+	// since there is no more.
+	UsedBytes     uint64 `protobuf:"varint,12,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Full          bool   `protobuf:"varint,13,opt,name=full,proto3" json:"full,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2027,6 +2075,20 @@ func (x *Leg) GetReason() string {
 	return ""
 }
 
+func (x *Leg) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
+}
+
+func (x *Leg) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
 type Volume struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Id               string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2062,8 +2124,11 @@ type Volume struct {
 	// Whether its hosts and targets prove their identities to one another: "require", "prefer"
 	// (wherever both ends can) or "off". A change takes effect at the next grant.
 	Authentication string `protobuf:"bytes,66,opt,name=authentication,proto3" json:"authentication,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	Thin           bool   `protobuf:"varint,67,opt,name=thin,proto3" json:"thin,omitempty"` // it takes space only where it was written
+	// Of a thin volume: the space of all its legs, as of some seconds ago.
+	UsedBytes     uint64 `protobuf:"varint,68,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Volume) Reset() {
@@ -2276,6 +2341,20 @@ func (x *Volume) GetAuthentication() string {
 		return x.Authentication
 	}
 	return ""
+}
+
+func (x *Volume) GetThin() bool {
+	if x != nil {
+		return x.Thin
+	}
+	return false
+}
+
+func (x *Volume) GetUsedBytes() uint64 {
+	if x != nil {
+		return x.UsedBytes
+	}
+	return 0
 }
 
 // Rebuild is the copying of a column's data to one leg.
@@ -2633,8 +2712,11 @@ type Attachment struct {
 	DeviceNumber     string                 `protobuf:"bytes,14,opt,name=device_number,json=deviceNumber,proto3" json:"device_number,omitempty"` // of the host's device: "253:4"; unlike a path it always identifies the device
 	// The targets that prove their identities to this host, as it does to them. Others are used without.
 	AuthenticatesWith []string `protobuf:"bytes,16,rep,name=authenticates_with,json=authenticatesWith,proto3" json:"authenticates_with,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The host has no agent of Weft and connects by itself: to this subsystem, which the discovery
+	// controllers of all targets name. Empty: it has an agent.
+	StockNqn      string `protobuf:"bytes,17,opt,name=stock_nqn,json=stockNqn,proto3" json:"stock_nqn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attachment) Reset() {
@@ -2772,6 +2854,13 @@ func (x *Attachment) GetAuthenticatesWith() []string {
 	return nil
 }
 
+func (x *Attachment) GetStockNqn() string {
+	if x != nil {
+		return x.StockNqn
+	}
+	return ""
+}
+
 // Event is one durable entry in the cluster's history.
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2877,7 +2966,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04rail\x18\x04 \x01(\tR\x04rail\"(\n" +
 	"\x04Host\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xec\x03\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x82\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.weft.v1.Node.LabelsEntryR\x06labels\x12)\n" +
@@ -2889,7 +2978,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x10maintained_until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x0fmaintainedUntil\x12$\n" +
 	"\x0estop_waits_for\x18\t \x03(\tR\fstopWaitsFor\x12\x1e\n" +
 	"\vstops_io_of\x18\n" +
-	" \x03(\tR\tstopsIoOf\x1a9\n" +
+	" \x03(\tR\tstopsIoOf\x12\x14\n" +
+	"\x05stock\x18\v \x01(\bR\x05stock\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +
@@ -2911,7 +3001,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06object\x18\x01 \x01(\tR\x06object\x12\x14\n" +
 	"\x05doing\x18\x02 \x01(\tR\x05doing\x12\x14\n" +
 	"\x05cause\x18\x03 \x01(\tR\x05cause\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xb7\x04\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xab\x05\n" +
 	"\x05Drive\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
@@ -2931,7 +3021,11 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\r \x01(\tR\x06reason\x12%\n" +
 	"\x0ecapacity_bytes\x18\x0e \x01(\x04R\rcapacityBytes\x12'\n" +
 	"\x0fallocated_bytes\x18\x0f \x01(\x04R\x0eallocatedBytes\x12,\n" +
-	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\x1a9\n" +
+	"\x06health\x18< \x01(\v2\x14.weft.v1.DriveHealthR\x06health\x12\x1d\n" +
+	"\n" +
+	"thin_bytes\x18= \x01(\x04R\tthinBytes\x12&\n" +
+	"\x0fthin_used_bytes\x18> \x01(\x04R\rthinUsedBytes\x12+\n" +
+	"\x11provisioned_bytes\x18? \x01(\x04R\x10provisionedBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe0\x01\n" +
@@ -2995,14 +3089,15 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xae\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x02\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
 	"\bselector\x18\x02 \x03(\v2\x1b.weft.v1.Pool.SelectorEntryR\bselector\x12%\n" +
 	"\x0ecapacity_bytes\x18\x03 \x01(\x04R\rcapacityBytes\x12'\n" +
 	"\x0fallocated_bytes\x18\x04 \x01(\x04R\x0eallocatedBytes\x12\x16\n" +
 	"\x06drives\x18\x05 \x01(\rR\x06drives\x124\n" +
-	"\trebalance\x18\x06 \x01(\v2\x16.weft.v1.PoolRebalanceR\trebalance\x1a;\n" +
+	"\trebalance\x18\x06 \x01(\v2\x16.weft.v1.PoolRebalanceR\trebalance\x12+\n" +
+	"\x11provisioned_bytes\x18\a \x01(\x04R\x10provisionedBytes\x1a;\n" +
 	"\rSelectorEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x01\n" +
@@ -3025,7 +3120,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\a_parity\"4\n" +
 	"\x06Extent\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\rR\x05start\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xd2\x02\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\x85\x03\n" +
 	"\x03Leg\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x16\n" +
@@ -3039,7 +3134,10 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vstale_since\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\"\xc0\b\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
+	"\x04full\x18\r \x01(\bR\x04full\"\xf3\b\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3073,7 +3171,10 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x16scrub_bytes_per_second\x18? \x01(\x04R\x13scrubBytesPerSecond\x127\n" +
 	"\x18rebuild_bytes_per_second\x18@ \x01(\x04R\x15rebuildBytesPerSecond\x12,\n" +
 	"\brebuilds\x18A \x03(\v2\x10.weft.v1.RebuildR\brebuilds\x12&\n" +
-	"\x0eauthentication\x18B \x01(\tR\x0eauthentication\x1a9\n" +
+	"\x0eauthentication\x18B \x01(\tR\x0eauthentication\x12\x12\n" +
+	"\x04thin\x18C \x01(\bR\x04thin\x12\x1d\n" +
+	"\n" +
+	"used_bytes\x18D \x01(\x04R\tusedBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x03\n" +
@@ -3114,7 +3215,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tscheduled\x18\r \x01(\bR\tscheduled\"3\n" +
 	"\x05Place\x12\x16\n" +
 	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
-	"\x04copy\x18\x02 \x01(\rR\x04copy\"\x9e\x04\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xbb\x04\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -3135,7 +3236,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\r \x01(\x04R\tsizeBytes\x12#\n" +
 	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\x12-\n" +
-	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\"\xb7\x02\n" +
+	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\x12\x1b\n" +
+	"\tstock_nqn\x18\x11 \x01(\tR\bstockNqn\"\xb7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
@@ -3162,11 +3264,12 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x12DRIVE_STATE_FAILED\x10\x04\x12\x18\n" +
 	"\x14DRIVE_STATE_REMOVING\x10\x05\x12\x17\n" +
 	"\x13DRIVE_STATE_OFFLINE\x10\x06\x12\x17\n" +
-	"\x13DRIVE_STATE_SUSPECT\x10<*U\n" +
+	"\x13DRIVE_STATE_SUSPECT\x10<*l\n" +
 	"\tImageKind\x12\x1a\n" +
 	"\x16IMAGE_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10IMAGE_KIND_PLAIN\x10\x01\x12\x16\n" +
-	"\x12IMAGE_KIND_CHECKED\x10\x02*\x9b\x01\n" +
+	"\x12IMAGE_KIND_CHECKED\x10\x02\x12\x15\n" +
+	"\x11IMAGE_KIND_MAPPED\x10\x03*\x9b\x01\n" +
 	"\bLegState\x12\x19\n" +
 	"\x15LEG_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LEG_STATE_CREATING\x10\x01\x12\x15\n" +

@@ -35,6 +35,9 @@ type Config struct {
 	// RebuildRate is the most that rebuilds copy in a second, all legs together; 0: no limit.
 	// See Volume.SetRebuildRate.
 	RebuildRate block.Size
+	// Thin: legs take space only where they were written. What reads as zeroes is copied to them as
+	// zeroes, which take none.
+	Thin bool
 	// FailMedium: fail a read with block.ErrMedium if all copies in sync failed it so.
 	// Otherwise such a read is held and tried again, as after all other errors.
 	FailMedium bool
@@ -97,6 +100,7 @@ type LegStatus struct {
 	Err   error // the last error; nil after a second without errors
 	// Failed counts the IOs that are held because the leg failed them.
 	Failed int
+	Full   int // those of Failed that wait for space on the leg
 	// Outstanding counts the IOs that the leg has not answered, and Oldest is the age of
 	// the first of them. IOs that wait for a Dropped leg go on only when it has answered
 	// all of its own: cut its device.

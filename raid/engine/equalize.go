@@ -372,7 +372,7 @@ func (ln *equalLane) answered(p *extentIO, s *legIO, err error, e *effects) {
 		p.start(e)
 	case s.copy != ln.from && !ln.writing && !bytes.Equal(ln.a[:p.length()], ln.b[:p.length()]):
 		ln.writing = true
-		p.issue(s.copy, block.OpWrite, ln.a[:p.length()], e)
+		p.issueCopy(s.copy, ln.a[:p.length()], e)
 	default:
 		ln.compare(p, e)
 	}

@@ -175,6 +175,7 @@ type legIO struct {
 	state part
 	op    block.Op
 	zeros bool   // zeroes are written as data
+	full  bool   // failed for lack of space, which is no fault of the leg
 	inc   uint64 // of the leg, see leg.inc
 	dev   block.Device
 	gen   uint64 // of the device, see leg.gen
@@ -197,7 +198,7 @@ func newExtentIO() any {
 func (p *extentIO) recycle() {
 	for i := range p.legs {
 		s := &p.legs[i]
-		s.state, s.dev, s.data, s.io.Data, s.io.Err, s.zeros = partNone, nil, nil, nil, nil, false
+		s.state, s.dev, s.data, s.io.Data, s.io.Err, s.zeros, s.full = partNone, nil, nil, nil, nil, false, false
 	}
 	p.io, p.req, p.job, p.data, p.err, p.next = nil, nil, job{}, nil, nil, nil
 	p.blockers, p.waited, p.held, p.tried, p.other, p.phase = 0, false, 0, 0, false, phaseWaiting
@@ -351,6 +352,18 @@ func (p *extentIO) issue(copy int, op block.Op, data []byte, e *effects) {
 	s.send(e)
 }
 
+// issueCopy sends what was read from another leg. Zeroes go to a thin leg as such, so that the copy of
+// what was never written takes no space.
+func (p *extentIO) issueCopy(copy int, data []byte, e *effects) {
+	if p.c.v.cfg.Thin && block.AllZero(data) {
+		p.unmap = true
+		p.issue(copy, block.OpWriteZeroes, nil, e)
+		return
+	}
+	p.unmap = false
+	p.issue(copy, block.OpWrite, data, e)
+}
+
 // send sends its next IO to the device.
 func (s *legIO) send(e *effects) {
 	p := s.p
@@ -420,7 +433,9 @@ func (s *legIO) answered(e *effects) {
 			return
 		}
 	case partFailed:
-		s.failed(l, err, e)
+		if s.full = s.waitsForSpace(l, err); !s.full {
+			s.failed(l, err, e)
+		}
 	case partDone:
 		if l.inc == s.inc && s.writes() {
 			l.wrote(p)
@@ -438,6 +453,13 @@ func (s *legIO) answered(e *effects) {
 	default:
 		p.job.answered(p, s, err, e)
 	}
+}
+
+// waitsForSpace reports whether a leg has no space for what a user writes to it, and is not blamed: the
+// IO waits until there is some. A leg that is copied to, or made equal, is dropped as after any other
+// error, so that users do not wait for it.
+func (s *legIO) waitsForSpace(l *leg, err error) bool {
+	return errors.Is(err, block.ErrFull) && s.p.kind == kindWrite && (l.state == InSync || l.state == CaughtUp)
 }
 
 // failed notes the error of the leg, unless an earlier device of it gave it, to a read.

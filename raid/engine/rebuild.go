@@ -307,7 +307,7 @@ func (ln *lane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	case s.copy == ln.r.copy:
 		p.finish(err, e)
 	case state == partDone && current && c.running():
-		p.issue(ln.r.copy, block.OpWrite, ln.buf[:p.length()], e)
+		p.issueCopy(ln.r.copy, ln.buf[:p.length()], e)
 	default:
 		if err != nil && current {
 			p.failedToRead(s.copy, err)

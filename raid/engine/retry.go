@@ -151,7 +151,7 @@ func (c *column) tryAgain(e *effects) {
 func (p *extentIO) tryAgain(one bool, last int, e *effects) {
 	for copy := range p.c.legs {
 		s := &p.legs[copy]
-		if s.state == partPaused || s.state == partFailed && (p.c.legs[copy].again || one && copy == last) {
+		if s.state == partPaused || s.state == partFailed && (p.c.legs[copy].again || s.full || one && copy == last) {
 			p.again(copy, e)
 		}
 	}

@@ -46,6 +46,9 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 					legs[copy].Oldest = max(legs[copy].Oldest, time.Duration(now-on.at))
 				case partFailed:
 					legs[copy].Failed++
+					if on.full {
+						legs[copy].Full++
+					}
 				}
 			}
 		}

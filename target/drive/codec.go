@@ -38,11 +38,12 @@ import (
 //	108      zeroes
 //	512      payload: entries, each its kind and its length as varints, and a
 //	         message, fields by number, map entries by key. Kind 1 is a
-//	         weft.v1.LegLabel; legs stand in order of their ids
+//	         weft.v1.LegLabel, 2 a TreeLabel, 3 the ReserveLabel; legs and
+//	         trees stand in order of their ids
 //
 // A copy is written in whole blocks of 4 KiB, padded with zeroes. A program that does not know an
 // entry's kind must not touch the drive: it would write a label without that entry, and would treat
-// its extents as free. Kinds 2 and 3 are reserved for trees of mapped legs and for their reserves.
+// its extents as free. A drive without mapped legs and without a reserve has entries of kind 1 alone.
 //
 // In version 1 the payload holds only legs, without kinds. It can be read, and the next write
 // converts it to version 2.
@@ -56,7 +57,9 @@ const (
 
 // The kinds of entries in a payload.
 const (
-	entryLeg = 1
+	entryLeg     = 1
+	entryTree    = 2 // the tree of mapped legs
+	entryReserve = 3 // what trees may get; at most one
 )
 
 // entry is a part of a payload, in its encoded form.
@@ -79,6 +82,13 @@ func encode(l *Label) ([]byte, error) {
 			return nil, fmt.Errorf("encode leg %s: %w", leg.LegId, err)
 		}
 		b = append(binary.AppendUvarint(binary.AppendUvarint(b, entryLeg), uint64(len(record))), record...)
+	}
+	space, err := l.spaceEntries()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range space {
+		b = append(binary.AppendUvarint(binary.AppendUvarint(b, e.kind), uint64(len(e.message))), e.message...)
 	}
 	length := block.Size(len(b)).RoundUp(copyUnit)
 	if length > labelMax {
@@ -171,6 +181,9 @@ func decode(b []byte) (*Label, error) {
 	if l.Legs, err = decodeLegs(entries); err != nil {
 		return nil, err
 	}
+	if err := l.decodeSpace(entries); err != nil {
+		return nil, err
+	}
 	if err := l.check(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
@@ -202,11 +215,14 @@ func decodeEntries(payload []byte, version uint32) (entries []entry, err error) 
 // cannot be decoded.
 func decodeLegs(entries []entry) (legs []*pb.LegLabel, err error) {
 	for _, e := range entries {
-		if e.kind != entryLeg {
-			return nil, fmt.Errorf("%w: an entry of kind %d, this program knows %d (a leg)", ErrNewer, e.kind, entryLeg)
+		if e.kind < entryLeg || e.kind > entryReserve {
+			return nil, fmt.Errorf("%w: an entry of kind %d, this program knows %d to %d", ErrNewer, e.kind, entryLeg, entryReserve)
 		}
 	}
 	for i, e := range entries {
+		if e.kind != entryLeg {
+			continue
+		}
 		leg := new(pb.LegLabel)
 		if err := proto.Unmarshal(e.message, leg); err != nil {
 			return nil, fmt.Errorf("%w: entry %d: %w", ErrCorrupt, i, err)

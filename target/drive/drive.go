@@ -239,6 +239,8 @@ func (d *Drive) beginZero(id block.LegID) (*pb.LegLabel, error) {
 	switch {
 	case leg == nil:
 		return nil, errors.New("not there")
+	case Mapped(leg):
+		return nil, errors.New("it is found through a map")
 	case d.zeroing[id]:
 		return nil, ErrZeroing
 	}

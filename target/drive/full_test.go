@@ -99,6 +99,7 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 	texts := map[protoreflect.FullName]string{
 		"weft.v1.VolumeLabel.writer": string(make([]byte, 63)), "weft.v1.LegLabel.boot_id": id,
 		"weft.v1.LegLabel.incarnation": fmt.Sprintf("%d.%d", uint32(math.MaxUint32), uint64(math.MaxUint64)),
+		"weft.v1.LegLabel.tree_id":     id,
 		"weft.v1.LegLabel.leg_id":      id, "weft.v1.VolumeLabel.volume_id": id,
 		"weft.v1.VolumeLabel.name": string(make([]byte, 63)), "weft.v1.VolumeLabel.pool": string(make([]byte, 63)), "weft.v1.VolumeLabel.spread": string(make([]byte, 300)),
 	}

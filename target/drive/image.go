@@ -12,8 +12,8 @@ import (
 )
 
 // Image says where the bytes of a leg are on its drive, according to the leg's record or a wanted
-// leg: in a sequence of extents. In a checked image each extent also holds checksums of its data,
-// see package integrity.
+// leg. A plain image is a sequence of extents. In a checked image each extent also holds checksums of
+// its data, see package integrity. A mapped image is in a tree and has no extents of its own.
 type Image struct {
 	kind    pb.ImageKind
 	extents []*pb.Extent
@@ -33,8 +33,9 @@ func ImageOf(m interface {
 
 // Check refuses an image of a kind that this program does not know.
 func (i Image) Check() error {
-	if i.kind != pb.ImageKind_IMAGE_KIND_PLAIN && !i.Checked() {
-		return fmt.Errorf("image of kind %d: this program knows %d (plain) and %d (checked)", i.kind, pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_CHECKED)
+	if i.kind < pb.ImageKind_IMAGE_KIND_PLAIN || i.kind > pb.ImageKind_IMAGE_KIND_MAPPED {
+		return fmt.Errorf("image of kind %d: this program knows %d (plain), %d (checked) and %d (mapped)", i.kind,
+			pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_CHECKED, pb.ImageKind_IMAGE_KIND_MAPPED)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@
 package drive
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -36,6 +35,9 @@ type Label struct {
 	Drive      block.DriveID
 	Size       block.Size     // of the whole device
 	Legs       []*pb.LegLabel // by leg id; no two share an extent
+	// Trees are those of mapped legs, by id, and Reserve what they may get; see space.go.
+	Trees   []*pb.TreeLabel
+	Reserve []*pb.Extent
 	// Incarnation grows each time acknowledged writes may have been lost.
 	Incarnation uint32
 
@@ -65,6 +67,9 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 		}
 	}
 	if at < 0 {
+		if err := l.plant(record); err != nil {
+			return err
+		}
 		l.Legs = append(l.Legs, record)
 		return l.settle()
 	}
@@ -83,6 +88,8 @@ func checkSuccessor(old, next *pb.LegLabel) error {
 	switch {
 	case !ImageOf(next).Extends(ImageOf(old)):
 		return errors.New("its extents do not begin with those on the label")
+	case old.GetTreeId() != next.GetTreeId():
+		return fmt.Errorf("it is in tree %q", old.GetTreeId())
 	case old.Volume.GetVolumeId() != next.Volume.GetVolumeId():
 		return fmt.Errorf("it belongs to volume %s", old.Volume.GetVolumeId())
 	case next.Revision < old.Revision:
@@ -104,8 +111,14 @@ func Zeroed(leg *pb.LegLabel) block.Size {
 	return block.Size(zeroedExtents(leg)) * ImageOf(leg).extentData()
 }
 
-// Whole reports whether a leg is completely zeroed or holds its data.
-func Whole(leg *pb.LegLabel) bool { return zeroedExtents(leg) == countExtents(leg.GetExtents()) }
+// Whole reports whether a leg is completely zeroed or holds its data; a mapped one, whether it is in
+// its tree.
+func Whole(leg *pb.LegLabel) bool {
+	if Mapped(leg) {
+		return leg.GetZeroed()
+	}
+	return zeroedExtents(leg) == countExtents(leg.GetExtents())
+}
 
 func zeroedExtents(leg *pb.LegLabel) uint64 {
 	switch {
@@ -120,7 +133,7 @@ func zeroedExtents(leg *pb.LegLabel) uint64 {
 // setZeroed records that the first n extents of a leg are zeroed.
 func setZeroed(leg *pb.LegLabel, n uint64) {
 	leg.Zeroed, leg.ZeroedExtents = true, uint32(n)
-	if n == countExtents(leg.Extents) {
+	if !Mapped(leg) && n == countExtents(leg.Extents) {
 		leg.ZeroedExtents = 0
 	}
 }
@@ -135,9 +148,11 @@ func checkNotOlder(old, next *pb.VolumeLabel) error {
 	return nil
 }
 
-// RemoveLeg frees the extents of a leg; it is not an error if the leg is not there.
+// RemoveLeg frees the extents of a leg; it is not an error if the leg is not there. Those of a tree go
+// to the reserve with its last leg.
 func (l *Label) RemoveLeg(id block.LegID) {
 	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
+	l.uproot()
 }
 
 // Admit raises the admitted epoch of all legs of a volume to at least epoch.
@@ -172,6 +187,7 @@ func (l *Label) legsOf(volume string) func(yield func(*pb.LegLabel) bool) {
 // settle sorts the legs and checks the label.
 func (l *Label) settle() error {
 	slices.SortFunc(l.Legs, func(a, b *pb.LegLabel) int { return strings.Compare(a.GetLegId(), b.GetLegId()) })
+	sortTrees(l.Trees)
 	return l.check()
 }
 
@@ -186,11 +202,10 @@ func (l *Label) check() error {
 	case extents == 0:
 		return fmt.Errorf("label: size %v holds no extent", l.Size)
 	}
-	type run struct {
-		start, end uint64
-		leg        string
+	runs, err := l.checkTrees()
+	if err != nil {
+		return err
 	}
-	var runs []run
 	for i, leg := range l.Legs {
 		if err := checkRecord(leg); err != nil {
 			return fmt.Errorf("leg %q: %w", leg.GetLegId(), err)
@@ -198,21 +213,9 @@ func (l *Label) check() error {
 		if i > 0 && l.Legs[i-1].LegId >= leg.LegId {
 			return fmt.Errorf("leg %s: out of order or twice", leg.LegId)
 		}
-		for _, e := range leg.Extents {
-			end := uint64(e.GetStart()) + uint64(e.GetCount())
-			if e.GetCount() == 0 || end > uint64(extents) {
-				return fmt.Errorf("leg %s: extents %d+%d: the drive has %d", leg.LegId, e.GetStart(), e.GetCount(), extents)
-			}
-			runs = append(runs, run{uint64(e.GetStart()), end, leg.LegId})
-		}
+		runs = append(runs, runsNamed("leg "+leg.LegId, leg.Extents)...)
 	}
-	slices.SortFunc(runs, func(a, b run) int { return cmp.Compare(a.start, b.start) })
-	for i := 1; i < len(runs); i++ {
-		if a, b := runs[i-1], runs[i]; b.start < a.end {
-			return fmt.Errorf("leg %s: extent %d is taken by leg %s", b.leg, b.start, a.leg)
-		}
-	}
-	return nil
+	return checkRuns(runs, extents)
 }
 
 func checkRecord(leg *pb.LegLabel) error {
@@ -224,6 +227,12 @@ func checkRecord(leg *pb.LegLabel) error {
 	}
 	if err := ImageOf(leg).Check(); err != nil {
 		return err
+	}
+	if Mapped(leg) {
+		if len(leg.GetExtents()) > 0 {
+			return errors.New("mapped, with extents of its own")
+		}
+		return nil
 	}
 	if len(leg.GetExtents()) == 0 {
 		return errors.New("no extents")
@@ -247,7 +256,7 @@ func (l *Label) reserved() (sum block.Size) {
 	for _, leg := range l.Legs {
 		sum += reserved(leg)
 	}
-	return sum
+	return sum + l.spaceRoom()
 }
 
 func reserved(leg *pb.LegLabel) block.Size {
@@ -256,6 +265,9 @@ func reserved(leg *pb.LegLabel) block.Size {
 	r := block.LegRecord{
 		Legs: max(legs, len(v.GetInSyncLegs())+len(v.GetSuspectLegs())+len(v.GetOtherLegs())), Runs: len(leg.GetExtents()), Labels: len(v.GetLabels()),
 		Text: len(v.GetName()) + len(v.GetPool()) + len(v.GetSpread()),
+	}
+	if Mapped(leg) || leg.GetTreeId() != "" {
+		r.Text += block.MappedText
 	}
 	for key, value := range v.GetLabels() {
 		r.Text += len(key) + len(value)
@@ -278,13 +290,22 @@ func (l *Label) clone() *Label {
 	for i, leg := range l.Legs {
 		c.Legs[i] = proto.CloneOf(leg)
 	}
+	c.Trees, c.Reserve = nil, nil
+	for _, t := range l.Trees {
+		c.Trees = append(c.Trees, proto.CloneOf(t))
+	}
+	for _, e := range l.Reserve {
+		c.Reserve = append(c.Reserve, proto.CloneOf(e))
+	}
 	return &c
 }
 
 // equal compares all but the generation.
 func (l *Label) equal(o *Label) bool {
 	return l.sameIdentity(o) && l.unfinished == o.unfinished && l.Incarnation == o.Incarnation &&
-		slices.EqualFunc(l.Legs, o.Legs, func(a, b *pb.LegLabel) bool { return proto.Equal(a, b) })
+		slices.EqualFunc(l.Legs, o.Legs, func(a, b *pb.LegLabel) bool { return proto.Equal(a, b) }) &&
+		slices.EqualFunc(l.Trees, o.Trees, func(a, b *pb.TreeLabel) bool { return proto.Equal(a, b) }) &&
+		slices.EqualFunc(l.Reserve, o.Reserve, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
 }
 
 func (l *Label) sameIdentity(o *Label) bool {

@@ -294,6 +294,9 @@ func (w *world) step(before func()) error {
 	case x < 96:
 		before()
 		w.bg.Wait()
+	case x < 98:
+		before()
+		return w.restart()
 	default:
 		before()
 		if err := block.Flush(w.leg(w.pick(heads))); err != nil {
@@ -302,6 +305,17 @@ func (w *world) step(before func()) error {
 		clear(w.m.may)
 	}
 	return nil
+}
+
+// restart ends the process and begins the next one: the drive keeps what it has in its cache.
+func (w *world) restart() (err error) {
+	w.bg.Wait()
+	for object := range w.legs {
+		w.close(object)
+	}
+	w.t.Close()
+	w.t, err = Open(testPlace(w.d))
+	return err
 }
 
 func (w *world) delete(object block.UUID, before func()) error {

@@ -192,6 +192,37 @@ func TestADiscardOverASnapshotGivesItsChunkBack(t *testing.T) {
 	}
 }
 
+// A kernel that copies a leg writes zeroes where nothing was written.
+func TestZeroesTakeNoSpaceWhereThereIsNoData(t *testing.T) {
+	tree, leg, _ := memory(t, 1<<30)
+	write := func(at int64, fua bool, data []byte) {
+		t.Helper()
+		must(t, block.Do(leg, &block.IO{Op: block.OpWrite, FUA: fua, Off: at, Len: int64(len(data)), Data: data}))
+	}
+	free := tree.Space().Free
+	takes := func(chunks block.Size) {
+		t.Helper()
+		if took := free - tree.Space().Free; took != chunks<<20 {
+			t.Errorf("%v are taken, want %v", took, chunks<<20)
+		}
+	}
+	zeroes := make([]byte, 3<<20)
+	write(0, false, zeroes)
+	takes(0)
+	write(1<<20-4096, false, append(make([]byte, 4096), tagged(1, 8)...)) // over an edge
+	takes(1)
+	write(0, true, zeroes[:4096]) // the discard that took its chunk away may not be durable
+	takes(2)
+	write(1<<20, false, zeroes)
+	takes(2) // what has a chunk keeps it
+	b := make([]byte, 4096)
+	must(t, block.ReadAt(leg, b, 1<<20))
+	if !block.AllZero(b) {
+		t.Error("zeroes over data are not read")
+	}
+	agree(t, tree)
+}
+
 // A merged chunk may have been discarded in the child before its doomed parent is gone.
 func TestADiscardDuringAMergeStays(t *testing.T) {
 	tree, leg, place := memory(t, 4<<20)

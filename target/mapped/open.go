@@ -133,6 +133,13 @@ func open(p Place) (*Tree, error) {
 		return nil, err
 	}
 	t := newTree(p)
+	if t.volatile {
+		// The process before this one may have ended without a flush. What it made free may be used at
+		// once now, and what it replaced may be cleared, so that has to be durable.
+		if err := block.Flush(t.below); err != nil {
+			return nil, fmt.Errorf("flush before it is read: %w", err)
+		}
+	}
 	// The order matters: a superblock that was not finished is gone before anything depends on it.
 	if err := t.openSuper(); err != nil {
 		return nil, err
@@ -160,7 +167,7 @@ func (t *Tree) openSuper() error {
 	}
 	best := 0
 	switch {
-	case got[0] == nil && got[1] == nil && allZero(raw[1]):
+	case got[0] == nil && got[1] == nil && block.AllZero(raw[1]):
 		return ErrUnfinished
 	case got[0] == nil && got[1] == nil:
 		return fmt.Errorf("%w: both copies of its superblock", ErrDamaged)
@@ -248,7 +255,7 @@ func (t *Tree) openTable(e *extent) (highest uint64, damaged []int, err error) {
 	want := make([]byte, tableSize)
 	for b := range e.blocks {
 		from, to := b*unit, (b+1)*unit
-		if allZero(raw[0][from:to]) && allZero(raw[1][from:to]) {
+		if block.AllZero(raw[0][from:to]) && block.AllZero(raw[1][from:to]) {
 			continue
 		}
 		records := new([perBlock]record)
@@ -313,15 +320,6 @@ func (t *Tree) repairTable(e *extent, raw [2][]byte, want []byte) error {
 		return nil
 	}
 	return block.Flush(t.below)
-}
-
-func allZero(b []byte) bool {
-	for ; len(b) >= recordSize; b = b[recordSize:] {
-		if !bytes.Equal(b[:recordSize], noRecord[:]) {
-			return false
-		}
-	}
-	return true
 }
 
 // index makes the chains. Of two records for one layer and chunk the newer counts, and the other is
@@ -457,8 +455,12 @@ func (t *Tree) addNew(extents []uint32) error {
 		return err
 	}
 	for _, e := range fresh {
-		t.addExtent(e)
-		t.fillExtent(len(*t.extents.Load()) - 1)
+		i, ok := t.again(e)
+		if !ok {
+			t.addExtent(e)
+			i = len(*t.extents.Load()) - 1
+		}
+		t.fillExtent(i)
 	}
 	return nil
 }

@@ -113,6 +113,7 @@ func (l *layer) sees(o *layer) bool { return o.in <= l.in && l.in <= o.out }
 type extent struct {
 	number uint32
 	at     int64 // offset on the drive
+	gone   bool  // given back: none of its slots is free or in use
 	blocks [slotCount / perBlock]tableBlock
 }
 

@@ -13,13 +13,23 @@ import (
 type Space struct {
 	Total block.Size // for data
 	Free  block.Size // of it; what a volatile drive has yet to flush is not free
+	Empty block.Size // of that, in extents that hold nothing, which GiveBack can give back
+	// Pending is free once a volatile drive has been flushed.
+	Pending block.Size
 }
 
 // Space returns the tree's space.
 func (t *Tree) Space() Space {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()
-	return Space{Total: block.Size(t.space.total) * ChunkSize, Free: block.Size(t.space.chunks) * ChunkSize}
+	s := Space{Total: block.Size(t.space.total) * ChunkSize, Free: block.Size(t.space.chunks) * ChunkSize}
+	s.Pending = block.Size(len(t.space.quarantine)) * ChunkSize
+	for i := range t.space.free {
+		if t.space.free[i] == everySlot {
+			s.Empty += block.Size(usable(false)) * ChunkSize
+		}
+	}
+	return s
 }
 
 // Usage is the space of one layer.

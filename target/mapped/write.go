@@ -81,11 +81,17 @@ func (l *Leg) mapsAny(chunk uint32) bool {
 	return l.tree.first[chunk] != 0 || s.busy[chunk] != nil
 }
 
-// changeChunk does the part of a request that is in one chunk: n bytes at a place of the leg.
+// changeChunk does the part of a request that is in one chunk: n bytes at a place of the leg. Zeroes
+// take no chunk where there is none: they are what is read there. With FUA they do, since the discard
+// that took a chunk away may not be durable.
 func (l *Leg) changeChunk(io *block.IO, at, n int64) error {
 	chunk, from := uint32(at/ChunkSize), at%ChunkSize
 	if io.Op == block.OpWrite {
-		return l.write(chunk, from, io.Data[at-io.Off:][:n], io.FUA)
+		data := io.Data[at-io.Off:][:n]
+		if !io.FUA && !l.mapsAny(chunk) && block.AllZero(data) {
+			return nil // as a kernel writes that copies what was never written
+		}
+		return l.write(chunk, from, data, io.FUA)
 	}
 	first, last := (from+GrainSize-1)/GrainSize*GrainSize, (from+n)/GrainSize*GrainSize
 	if first < last {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -36,6 +37,10 @@ type Drives struct {
 	calls     func(path string, kernel Calls) Calls
 	label     func(path string, m drive.Medium) drive.Medium
 	losses    lossNotes
+	hungry    func()        // a tree needs space; may be nil
+	fullFor   time.Duration // how long a write waits for space here
+	ending    chan struct{} // closed when no I/O is to wait here any more
+	end       sync.Once
 	log       *slog.Logger
 
 	mu      sync.Mutex
@@ -57,7 +62,9 @@ type held struct {
 	gone   atomic.Bool  // the file has been unlinked
 
 	opened atomic.Pointer[beginning] // nil until its label has been read
-	noting sync.Mutex                // held while a loss is noted
+	label  atomic.Pointer[drive.Drive]
+	trees  trees
+	noting sync.Mutex // held while a loss is noted
 
 	users, legs int // under drives.mu; users counts legs too
 }
@@ -83,7 +90,7 @@ func newDrives(c Config) *Drives {
 	}
 	return &Drives{
 		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
-		losses: lossNotes{c.LossDir}, log: log,
+		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, fullFor: fullFor, ending: make(chan struct{}),
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 		unnoted: map[block.DriveID]uint32{},
 	}
@@ -156,6 +163,7 @@ func (d *Drives) Open(path string) (*Disk, error) {
 		return nil, errors.Join(err, h.release(false))
 	}
 	h.begin(opened.ID(), opened.Label().Incarnation)
+	h.label.Store(opened)
 	return &Disk{opened, h}, nil
 }
 
@@ -358,7 +366,7 @@ func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error)
 	}()
 	// A test's medium may use virtual time, which cannot advance while a goroutine waits for the
 	// kernel's completions without any IO.
-	h := &held{drives: d, number: n, lock: lock, users: 1}
+	h := &held{drives: d, number: n, lock: lock, users: 1, trees: trees{turn: make(chan struct{}, 1)}}
 	o := backend.Options{Buffered: d.medium != nil, FlushAgain: true, OnLoss: h.noteLoss}
 	if d.calls != nil {
 		o.Calls = func(kernel Calls) Calls { return d.calls(path, kernel) }

@@ -139,6 +139,9 @@ func (s *server) AddSubsystem(c memfs.Subsystem) error {
 	defer s.mu.Unlock()
 	added, err := s.target.AddSubsystem(controller.SubsystemConfig{
 		NQN: c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, PerHost: max(1, s.paths[c.NQN]),
+		// Hosts with an agent know their subsystems, and must not connect to legs by another way.
+		// Others ask at the port for discovery.
+		Unlisted: true,
 	})
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ func (e *Exports) Keep() (map[block.Portal]net.Listener, error) {
 	kept := map[block.Portal]net.Listener{}
 	var errs []error
 	for _, open := range s.ports {
-		l, err := duplicate(open.listener)
+		l, err := Duplicate(open.listener)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("keep portal %s open: %w", open.portal, err))
 			continue
@@ -49,11 +49,11 @@ func (e *Exports) Keep() (map[block.Portal]net.Listener, error) {
 	return kept, errors.Join(errs...)
 }
 
-// duplicate returns a listener on the same socket.
-func duplicate(l net.Listener) (net.Listener, error) {
+// Duplicate returns a listener on the same socket, which goes on when l is closed.
+func Duplicate(l net.Listener) (net.Listener, error) {
 	switch l := l.(type) {
 	case *inherited:
-		return duplicate(l.Listener)
+		return Duplicate(l.Listener)
 	case *net.TCPListener:
 		f, err := l.File()
 		if err != nil {

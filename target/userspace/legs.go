@@ -34,21 +34,23 @@ const legMajor = 1 << 20
 // called concurrently.
 type Legs struct {
 	open func(block.DeviceNumber) (Device, error)
+	// mappedLeg opens a leg in a tree of a drive; nil: there are none.
+	mappedLeg func(n block.DeviceNumber, tree string, leg block.LegID, size block.Size) (Device, error)
 
 	mu     sync.Mutex
-	mapped map[string]*mapped // by name
+	mapped map[string]*mappedDevice // by name
 	names  map[block.LegID]string
 	minor  uint32
 }
 
-type mapped struct {
+type mappedDevice struct {
 	state  dm.State
 	linear *linear
 }
 
 // NewLegs returns a device-mapper over the drives that open finds by number.
 func NewLegs(open func(block.DeviceNumber) (Device, error)) *Legs {
-	return &Legs{open: open, mapped: map[string]*mapped{}, names: map[block.LegID]string{}}
+	return &Legs{open: open, mapped: map[string]*mappedDevice{}, names: map[block.LegID]string{}}
 }
 
 // Devices lists the mapped devices whose names begin with prefix.
@@ -99,13 +101,16 @@ func (l *Legs) create(d dm.Device) error {
 	}
 	l.minor++
 	info := dm.Info{Name: d.Name, UUID: d.UUID, Number: block.DeviceNumber{Major: legMajor, Minor: l.minor}, Live: true}
-	l.mapped[d.Name] = &mapped{state: dm.State{Info: info, Table: d.Table}, linear: newLinear(t)}
+	l.mapped[d.Name] = &mappedDevice{state: dm.State{Info: info, Table: d.Table}, linear: newLinear(t)}
 	return nil
 }
 
 func (l *Legs) reload(d dm.Device) error {
+	if err := l.leaveFailed(d.Name); err != nil {
+		return err
+	}
 	before := l.tableOf(d.Name)
-	if before.otherDrive(d.Table) { // two at once would spoil one another's checksums
+	if before.otherDrive(d.Table) { // two at once would spoil one another's checksums or map
 		if err := l.unload(d.Name); err != nil {
 			return err
 		}
@@ -121,7 +126,7 @@ func (l *Legs) reload(d dm.Device) error {
 		l.mu.Unlock()
 		return errors.Join(unix.ENXIO, t.retire())
 	}
-	m.state.Table = d.Table
+	m.state.Table, m.state.Live = d.Table, true
 	old := m.linear.swap(t)
 	l.mu.Unlock()
 	return old.retire()
@@ -137,10 +142,15 @@ func (l *Legs) tableOf(name string) *table {
 	return nil
 }
 
-// otherDrive reports whether a leg with checksums is to be mapped on another drive than it is on.
+// otherDrive reports whether a leg with checksums, or one in a tree, is to be mapped on another drive
+// than it is on.
 func (t *table) otherDrive(next dm.Table) bool {
 	if t == nil || len(next) == 0 {
 		return false
+	}
+	if _, inTree := t.below.(*mappedLeg); inTree {
+		number, _, _, _ := parseMapped(next)
+		return number != t.number
 	}
 	_, sums := t.below.(*checked)
 	device, _, _ := placeOf(next[0].Target)
@@ -170,10 +180,30 @@ func (l *Legs) remove(name string) error {
 	return m.linear.swap(nil).retire()
 }
 
+// leaveFailed ends the use of a tree that has stopped, so that it can be opened again. I/O to the leg
+// fails until then, as it did before.
+func (l *Legs) leaveFailed(name string) error {
+	l.mu.Lock()
+	m := l.mapped[name]
+	if m == nil || !m.linear.failed() {
+		l.mu.Unlock()
+		return nil
+	}
+	m.state.Live = false
+	old := m.linear.swap(nil)
+	l.mu.Unlock()
+	return old.retire()
+}
+
 // load opens the drive under a table, which replaces another one unless that is nil.
+//
+// Branches: one for each kind of table, and one for each error.
 func (l *Legs) load(t dm.Table, before *table) (_ *table, retErr error) {
 	if err := t.Check(); err != nil {
 		return nil, err
+	}
+	if n, tree, leg, ok := parseMapped(t); ok && l.mappedLeg != nil {
+		return l.loadMapped(n, tree, leg, t.Size())
 	}
 	sums, err := isChecked(t)
 	if err != nil {
@@ -226,6 +256,18 @@ func placeOf(t dm.Target) (device dm.Ref, offset block.Size, ok bool) {
 		return t.Device, t.Offset, true
 	}
 	return "", 0, false
+}
+
+func (l *Legs) loadMapped(n block.DeviceNumber, tree string, leg block.LegID, size block.Size) (*table, error) {
+	below, err := l.mappedLeg(n, tree, leg, size)
+	if err != nil {
+		return nil, err
+	}
+	out := &table{below: below, number: n, segments: []segment{{length: int64(size)}}}
+	if err := out.settle(size); err != nil {
+		return nil, errors.Join(err, below.Close())
+	}
+	return out, nil
 }
 
 // Figures returns the I/O of the named legs since each was mapped.
@@ -286,20 +328,26 @@ func (l *Legs) Device(name string) (block.Device, error) {
 	return nil, errNoDevice
 }
 
-// Close unmaps all legs, side by side: it waits for each one's I/O, and drives may hang. Legs with
-// checksums write them until ctx ends.
+// Close unmaps all legs, side by side: it waits for each one's I/O, and for what is done to its tree.
+// Drives may hang: when ctx ends, the legs that are left go on being unmapped. Legs with checksums write
+// them until ctx ends.
 func (l *Legs) Close(ctx context.Context) error {
 	l.mu.Lock()
 	all := l.mapped
-	l.mapped, l.names = map[string]*mapped{}, map[block.LegID]string{}
+	l.mapped, l.names = map[string]*mappedDevice{}, map[block.LegID]string{}
 	l.mu.Unlock()
 	ends := make(chan error, len(all))
 	for _, m := range all {
 		go func() { ends <- m.linear.swap(nil).retireUntil(ctx) }()
 	}
 	var errs []error
-	for range all {
-		errs = append(errs, <-ends)
+	for left := len(all); left > 0; left-- {
+		select {
+		case err := <-ends:
+			errs = append(errs, err)
+		case <-ctx.Done():
+			return errors.Join(append(errs, fmt.Errorf("%d legs are still mapped: %w", left, context.Cause(ctx)))...)
+		}
 	}
 	return errors.Join(errs...)
 }

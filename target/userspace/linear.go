@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
@@ -38,6 +39,17 @@ func (l *linear) Geometry() block.Geometry {
 		return t.geometry
 	}
 	return block.Geometry{Size: l.size, BlockSize: 4 * block.KiB}
+}
+
+// failed reports whether the leg's tree has stopped, so that no I/O can succeed.
+func (l *linear) failed() bool {
+	t := l.take()
+	if t == nil {
+		return false
+	}
+	defer t.release()
+	m, ok := t.below.(*mappedLeg)
+	return ok && m.tree.Err() != nil
 }
 
 // losses returns the losses of the drive below.
@@ -163,6 +175,7 @@ type request struct {
 type part struct {
 	io      block.IO
 	request *request
+	waits   time.Time // since when it waits for space; zero: it never did
 }
 
 // requests are reused, so that an IO allocates none.
@@ -211,6 +224,15 @@ func (t *table) cut(r *request) {
 func (r *request) add(io block.IO) { r.parts = append(r.parts, part{io: io}) }
 
 func partDone(io *block.IO) {
+	if io.Err != nil {
+		if m, ok := io.Owner.(*part).request.table.below.(*mappedLeg); ok && m.wait(io, &io.Owner.(*part).waits, partEnded) {
+			return
+		}
+	}
+	partEnded(io)
+}
+
+func partEnded(io *block.IO) {
 	r := io.Owner.(*part).request
 	if io.Err != nil {
 		r.failed(io.Err)

@@ -6,7 +6,8 @@
 //	 agent's plan       kernel                     here
 //	------------------------------------------------------------------------
 //	 drives             /dev nodes, O_EXCL         Drives: also regular files, locked
-//	 legs               dm-linear                  Legs: segments over a drive's device
+//	 legs               dm-linear                  Legs: segments over a drive's device,
+//	                                               or a leg in a tree (package target/mapped)
 //	 stable names       symlinks                   Legs: a map
 //	 nvmet's configfs   nvmet                      Exports over proto/nvmetcp/controller
 //
@@ -53,7 +54,9 @@ type Config struct {
 	// LossDir keeps the notes that a drive has lost acknowledged writes, until its label records
 	// that. Its file system must outlive the process, and may be lost at boot. Empty: no notes.
 	LossDir string
-	Log     *slog.Logger // nil discards
+	// Hungry is called when a write waits for space that its tree does not have; see Disk.GrowTree.
+	Hungry func()
+	Log    *slog.Logger // nil discards
 }
 
 // Calls are the system calls made on a drive.
@@ -73,6 +76,7 @@ func New(c Config) (*Machine, error) {
 	}
 	drives := newDrives(c)
 	legs := NewLegs(drives.Device)
+	legs.mappedLeg = drives.leg
 	exports, err := NewExports(c.Log, c.Listen, legs.Device)
 	if err != nil {
 		return nil, err
@@ -83,6 +87,7 @@ func New(c Config) (*Machine, error) {
 // Close ends all exports, then releases the legs' drives. If ctx ends while I/O is under way, it
 // returns an error, and drives are released as their I/O ends.
 func (m *Machine) Close(ctx context.Context) error {
+	m.Drives.end.Do(func() { close(m.Drives.ending) })
 	if err := m.Exports.Close(ctx); err != nil {
 		go m.Legs.Close(ctx) //nolint:errcheck // the drives that hang say so where they are used
 		return err

@@ -98,9 +98,12 @@ func (s *State) parties(in Attach) (*Volume, *Node, error) {
 	if n == nil {
 		return nil, nil, notFound(nodeObject(in.Node))
 	}
-	if n.Host.NQN == "" || n.InitiatorBoot == "" {
+	if n.Host.NQN == "" || n.InitiatorBoot == "" && !n.Stock {
 		return nil, nil, refused(ReasonNoInitiator, nodeObject(in.Node), "no initiator agent has ever reported from it").
-			hint("start `weft initiator` on %s", in.Node)
+			hint("start `weft initiator` on %s; or, for Linux's own NVMe tools: `weft node add %s --host-nqn NQN`", in.Node, in.Node)
+	}
+	if n.ConfirmedDead && n.Stock {
+		return nil, nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("if it is back: `weft node add %s --host-nqn %s`", in.Node, n.Host.NQN)
 	}
 	if n.ConfirmedDead {
 		return nil, nil, refused(ReasonNodeOffline, nodeObject(in.Node), "confirmed dead").hint("the node counts as alive again once one of its agents reports")
@@ -111,6 +114,9 @@ func (s *State) parties(in Attach) (*Volume, *Node, error) {
 // mayAttach refuses a volume that cannot be served to a node in this mode now.
 func (s *State) mayAttach(v *Volume, n *Node, mode AttachMode) error {
 	if err := s.mayShare(v, mode); err != nil {
+		return err
+	}
+	if err := s.mayUse(v, n, mode); err != nil {
 		return err
 	}
 	if err := s.mayProve(v, n); err != nil {
@@ -162,6 +168,10 @@ func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done 
 	a, how := alive[0], ""
 	if a.Mode.shared() {
 		how = ", " + a.Mode.words()
+	}
+	if a.Stock {
+		return false, refused(ReasonAttachedElse, v.object(), "attached to %s%s", v.users(), how).
+			hint("unmount it on %s, which has no agent; then `weft detach %s`", a.Node, v.Name).with("node", string(a.Node))
 	}
 	return false, refused(ReasonAttachedElse, v.object(), "attached to %s%s", v.users(), how).
 		hint("`weft detach %s`; if %s does not answer, `weft detach %s --force`; if it is off, `weft node confirm-dead %s`", v.Name, a.Node, v.Name, a.Node).
@@ -239,7 +249,10 @@ func (t *tx) grant(v *Volume, n *Node) {
 	t.supersede(v)
 	v.Attachment = &Attachment{
 		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
-		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(), SinceEpoch: v.Epoch,
+		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(), SinceEpoch: v.Epoch, Stock: n.Stock,
+	}
+	if n.Stock {
+		v.Attachment.SinceEpoch = 0 // an agent that takes the host over knows nothing of it
 	}
 	t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for %s: fencing older epochs", v.Epoch, n.Name),
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
@@ -354,6 +367,20 @@ func (t *tx) settleAttached(id block.VolumeID) {
 	if v.Attachment == nil || v.Attachment.State != Granted || v.Attachment.KeptAt != 0 {
 		return
 	}
+	if v.Attachment.Stock {
+		if t.s.exportsTo(v, v.Attachment) {
+			v = t.volume(id)
+			v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
+			for _, at := range t.s.subsystems(v, v.Attachment) {
+				if n := t.nodes.peek(at.node); n != nil && len(n.Portals) > 0 {
+					v.Attachment.Portal = stockPortal(n)
+				}
+			}
+			t.volumeEvent(v, event.Info, event.Attached, fmt.Sprintf("to %s, which has no agent and may connect now", v.Attachment.Node),
+				"node", string(v.Attachment.Node), "epoch", fmt.Sprint(v.Epoch))
+		}
+		return
+	}
 	if r, ok := t.s.attachmentReport(v, v.Attachment); ok && (r.Phase == PhaseServing || r.Phase == PhaseStalled) {
 		v = t.volume(id)
 		v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
@@ -412,6 +439,8 @@ func (in Detach) apply(t *tx) (view, error) {
 		t.detached(t.volume(found.ID), "which had released it")
 	case a.State == Granting:
 		t.detached(t.volume(found.ID), "before the grant was handed out")
+	case a.Stock:
+		t.forceDetach(t.volume(found.ID), "which has no agent to ask")
 	case a.State != Detaching:
 		v := t.volume(found.ID)
 		v.Attachment.State, v.Attachment.Since = Detaching, t.now.UTC()
@@ -578,6 +607,9 @@ func (s *State) attachmentWaits(v *Volume, a *Attachment) []string {
 
 // deviceWaitsFor says why a host does not serve a volume that it was granted.
 func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
+	if a.Stock {
+		return s.stockWaits(v, a)
+	}
 	if r, old := s.releasing(v, a); old {
 		return fmt.Sprintf("host %s to release epoch %d: %s", a.Node, r.Epoch, r.WaitingFor)
 	}

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/health"
+	"weft.dev/weft/volmgr/image"
 )
 
 func (d *Drive) object() string { return fmt.Sprintf("drive %s on %s", d.Device, d.Node) }
@@ -588,7 +589,9 @@ func (s *State) wrongDrives() (sentences []string) {
 // name, which may be added to the labels at any time.
 func (v *Volume) record(l *Leg) block.LegRecord {
 	r := recordOf(v.Layout, v.kept(), string(v.Name), v.Pool, v.Spread)
-	r.Runs = len(l.Extents)
+	if r.Runs = len(l.Extents); l.mapped() {
+		r.Text += block.MappedText
+	}
 	return r
 }
 
@@ -605,14 +608,20 @@ func recordOf(layout block.Layout, labels map[string]string, names ...string) bl
 
 // record is the same for a leg of the requested volume, with its extents in one piece.
 func (in CreateVolume) record(layout block.Layout) block.LegRecord {
-	return recordOf(layout, in.Labels, string(in.Name), in.Pool, in.Spread)
+	r := recordOf(layout, in.Labels, string(in.Name), in.Pool, in.Spread)
+	if in.Thin {
+		r.Text += block.MappedText
+	}
+	return r
 }
 
 // labelRecord is the same for a leg that is on a label.
 func labelRecord(l *evidence.LegLabel) block.LegRecord {
 	v := &l.Volume
 	r := recordOf(v.Layout, v.Labels, string(v.Name), v.Pool, v.Spread)
-	r.Runs = len(l.Extents)
+	if r.Runs = len(l.Extents); l.Kind == image.Mapped {
+		r.Text += block.MappedText
+	}
 	return r
 }
 

@@ -82,6 +82,12 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 // mayGrow finds the extents of every leg for a larger size. It refuses if a drive or its
 // label has no room, or if a target's version cannot grow legs.
 func (s *State) mayGrow(v *Volume, size block.Size) ([][]image.Extent, error) {
+	if v.stock() && !wholeLeg(v.Layout, size) {
+		return nil, v.notWhole(size, string(v.Attachment.Node))
+	}
+	if err := s.thinGrowth(v, size); err != nil {
+		return nil, err
+	}
 	extents, err := s.growth(v, size)
 	if err != nil {
 		return nil, err
@@ -122,7 +128,7 @@ func (s *State) growth(v *Volume, size block.Size) ([][]image.Extent, error) {
 	need := uint32(v.Layout.LegExtents(size))
 	wanted := map[block.DriveID]uint32{} // more extents, for all legs there
 	for _, l := range v.Legs {
-		if !l.member() {
+		if !l.member() || l.mapped() {
 			continue
 		}
 		wanted[l.Drive] += need - min(need, image.Count(l.Extents))
@@ -135,7 +141,7 @@ func (s *State) growth(v *Volume, size block.Size) ([][]image.Extent, error) {
 	for _, l := range v.Legs {
 		d := s.drives[l.Drive]
 		more := need - min(need, image.Count(l.Extents))
-		if more == 0 || !l.member() {
+		if more == 0 || !l.member() || l.mapped() {
 			grown = append(grown, l.Extents)
 			continue
 		}
@@ -164,7 +170,7 @@ func (s *State) free(id block.DriveID) uint32 {
 	if d == nil {
 		return 0
 	}
-	used := s.used.Get(id) + image.Count(s.strays(d))
+	used := s.used.Get(id) + image.Count(d.spaceTaken()) + image.Count(s.strays(d))
 	return d.Extents - min(used, d.Extents)
 }
 

@@ -136,6 +136,10 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 		e.Summary = fmt.Sprintf("%s is being detached from %s", v.object(), a.Node)
 		e.Actions = append(e.Actions, s.detachActions(v, a)...)
 	}
+	if a.Stock {
+		s.explainStock(e, v, a)
+		return
+	}
 	if a.State != Detaching && !s.initiatorOnline(a.Node) {
 		e.Facts = append(e.Facts, fmt.Sprintf("host %s is offline: it may still read and write", a.Node))
 		if s.revoked(a.Node, "initiator") {
@@ -229,6 +233,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to leave out %v: %s", v.Attachment.Node, l, s.asked[v.ID][l.ID]))
 		}
 	}
+	s.explainSpace(e, v)
 	s.explainRedundancy(e, v)
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)

@@ -24,9 +24,9 @@ func TestAnImageOfAnUnknownKindIsRefusedByName(t *testing.T) {
 		if bytes.Contains(records[i].Value, []byte(`"image"`)) {
 			t.Errorf("%s spells a plain image out, which older stores do not", records[i].Key)
 		}
-		records[i].Value = bytes.Replace(records[i].Value, []byte(`"extents":[`), []byte(`"image":"MAPPED","extents":[`), 1)
+		records[i].Value = bytes.Replace(records[i].Value, []byte(`"extents":[`), []byte(`"image":"WOVEN","extents":[`), 1)
 	}
-	if _, err := Load(records); err == nil || !strings.Contains(err.Error(), `image of kind "MAPPED": this version knows plain ones, and those with checksums`) {
-		t.Errorf("a mapped image: %v", err)
+	if _, err := Load(records); err == nil || !strings.Contains(err.Error(), `image of kind "WOVEN": this version knows plain ones, those with checksums, and mapped ones`) {
+		t.Errorf("a woven image: %v", err)
 	}
 }

@@ -36,7 +36,7 @@ func TestAVolumeWithChecksumsGoesToTargetsThatKeepThem(t *testing.T) {
 	id, _ := s.byName.Find("db1")
 	v := s.volumes.Get(id)
 	for _, l := range v.Legs {
-		if l.Kind != image.Checked || image.Count(l.Extents) != 5 || !s.keeps(v.Layout, l.Node) {
+		if l.Kind != image.Checked || image.Count(l.Extents) != 5 || s.cannotServe(false, v.Layout, l.Node) != "" {
 			t.Errorf("%v has an image %q of %d extents; want 1 GiB with checksums, in 5 extents", &l, l.Kind, image.Count(l.Extents))
 		}
 	}

@@ -75,13 +75,13 @@ func TestTheLevelIsRaisedWhenAllKnowIt(t *testing.T) {
 // Records of a level that this version does not know are refused as a whole, with what to do.
 func TestALaterLevelIsRefused(t *testing.T) {
 	_, store := firstStore(t)
-	store[LevelKey] = []byte(`{"level":3,"word":"of a later version"}`)
+	store[LevelKey] = []byte(`{"level":4,"word":"of a later version"}`)
 	store["a/later"] = []byte(`{}`)
 	var records []Record
 	for key, value := range store {
 		records = append(records, Record{key, value})
 	}
-	if _, err := Load(records); !errors.Is(err, ErrLevel) || !strings.Contains(err.Error(), "the cluster is at level 3, and this program knows no level above 2") {
+	if _, err := Load(records); !errors.Is(err, ErrLevel) || !strings.Contains(err.Error(), "the cluster is at level 4, and this program knows no level above 3") {
 		t.Errorf("Load = %v", err)
 	}
 }
@@ -129,6 +129,7 @@ func TestWhatThisVersionAddsWaitsForItsLevel(t *testing.T) {
 	for name, in := range map[string]Input{
 		"a token":        CreateToken{ID: "1", Hash: "hash", Subject: trust.Subject{Name: "t1", Role: "target"}},
 		"integrity":      CreateVolume{Name: "db1", Size: 1 << 30, Integrity: true, Seed: testSeed(2)},
+		"a thin volume":  CreateVolume{Name: "db2", Size: 1 << 30, Thin: true, Seed: testSeed(4)},
 		"authentication": CreateVolume{Name: "db1", Size: 1 << 30, Authentication: block.AuthenticationRequire, Seed: testSeed(2)},
 	} {
 		var refused *Error

@@ -281,6 +281,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesReturned(r.Node, on, boot != r.BootID)
 	t.cachesReported(r.Node, on, boot != r.BootID)
 	t.drivesReported(r.Node, on)
+	t.spaceReported(r)
 	t.drivesJudged(r.Node, on)
 	t.takeIn(r.Node, on)
 	t.settleReplaced()
@@ -309,7 +310,7 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
-	if on.report == nil || on.report.Integrity != r.Integrity {
+	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin {
 		t.s.fields = nil
 	}
 	if !on.status.Online {
@@ -416,7 +417,7 @@ func (t *tx) hostSeen(r *InitiatorReport) {
 		return
 	}
 	n := t.node(r.Node)
-	n.Host, n.InitiatorBoot = r.Host, r.BootID
+	n.Host, n.InitiatorBoot, n.Stock = r.Host, r.BootID, false
 	if old.InitiatorBoot != "" && old.InitiatorBoot != r.BootID {
 		t.event(event.Warning, event.NodeRebooted, nodeObject(r.Node), "its initiator rebooted", "node", string(r.Node), "boot_id", r.BootID)
 	}

@@ -92,7 +92,7 @@ func (t *tx) misplaced(in CreateVolume, v *Volume) error {
 func (s *State) request(in CreateVolume) placement.Request {
 	seed := in.Seed.id(0)
 	return placement.Request{
-		Size: in.Size, Stripes: in.Stripes, Layout: in.layout,
+		Size: in.Size, Stripes: in.Stripes, Layout: in.layout, Mapped: in.Thin,
 		Record: func(layout block.Layout) block.Size { return in.record(layout).Size() },
 		Random: binary.BigEndian.Uint64(seed[:8]),
 		Taken:  func(id block.DriveID) []image.Extent { return s.carved(s.drives[id]) },
@@ -117,7 +117,7 @@ func (s *State) sampled(pool *Pool, in CreateVolume) (block.Layout, []Leg) {
 	}
 	at := func(i int) *placement.Drive {
 		x := f.drives[i]
-		return s.candidate(x.drive, x.domain, in.behind(x.node))
+		return s.candidate(x.drive, x.domain, in.behind(x.node), in.Thin)
 	}
 	layout, places := placement.Sample(len(f.drives), at, s.request(in))
 	return layout, in.legs(places)
@@ -141,11 +141,24 @@ func (in CreateVolume) legs(places []placement.Place) (legs []Leg) {
 	for _, at := range places {
 		legs = append(legs, Leg{
 			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
-			Drive: at.Drive.ID, Node: at.Drive.Node, Image: image.For(in.layout(1), at.Extents), State: LegCreating, Revision: 1,
+			Drive: at.Drive.ID, Node: at.Drive.Node, Image: in.image(at.Extents), State: LegCreating, Revision: 1,
 		})
 	}
 	setPlaces(legs)
 	return legs
+}
+
+// image is the image of a leg that was given these extents.
+func (in CreateVolume) image(extents []image.Extent) image.Image {
+	return newImage(in.Thin, in.layout(1), extents)
+}
+
+// newImage is the image of a leg of a layout that was given these extents; a thin one has none.
+func newImage(thin bool, l block.Layout, extents []image.Extent) image.Image {
+	if thin {
+		return image.Image{Kind: image.Mapped}
+	}
+	return image.For(l, extents)
 }
 
 // fields are the drives that requests can use, for the few kinds of requests that there are.
@@ -170,7 +183,7 @@ type usable struct {
 
 // field returns the drives that a request can use.
 func (s *State) field(pool *Pool, in CreateVolume) *field {
-	key := strings.Join([]string{pool.Name, in.Spread, in.topology(), strconv.FormatBool(in.Integrity)}, "\x00")
+	key := strings.Join([]string{pool.Name, in.Spread, in.topology(), strconv.FormatBool(in.Integrity), strconv.FormatBool(in.Thin)}, "\x00")
 	if f := s.fields[key]; f != nil {
 		return f
 	}
@@ -197,7 +210,7 @@ func (s *State) field(pool *Pool, in CreateVolume) *field {
 
 // mayHold reports whether legs of the requested volume may be placed on a node now.
 func (s *State) mayHold(in CreateVolume, n *Node) bool {
-	return s.targetOnline(n.Name) && !s.stops(n.Name) && n.shunned() == "" && in.allows(n) && s.keeps(in.layout(1), n.Name)
+	return s.targetOnline(n.Name) && !s.stops(n.Name) && n.shunned() == "" && in.allows(n) && s.cannotServe(in.Thin, in.layout(1), n.Name) == ""
 }
 
 // topology is the text of the segments that the request allows.
@@ -211,11 +224,14 @@ func (in CreateVolume) topology() string {
 }
 
 // candidate is a drive as placement sees it.
-func (s *State) candidate(d *Drive, domain string, behind float64) *placement.Drive {
-	return &placement.Drive{
-		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: s.used.Get(d.ID) + image.Count(s.strays(d)),
-		Room: s.labelRoom(d), Behind: behind,
+func (s *State) candidate(d *Drive, domain string, behind float64, thin bool) *placement.Drive {
+	x := &placement.Drive{
+		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: d.Extents - s.free(d.ID), Room: s.labelRoom(d), Behind: behind,
 	}
+	if thin {
+		x.Extents, x.Used = s.promise(d)
+	}
+	return x
 }
 
 // candidates lists the drives that the request can use now, in order of their ids, and for each
@@ -247,8 +263,8 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = "its target is offline"
 		case s.stops(d.Node):
 			why = "its target is stopping"
-		case !s.keeps(in.layout(1), d.Node):
-			why = cannotCheck
+		case s.cannotServe(in.Thin, in.layout(1), d.Node) != "":
+			why = s.cannotServe(in.Thin, in.layout(1), d.Node)
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case d.Suspect() != "":
@@ -260,7 +276,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, s.candidate(d, at.domain, at.behind))
+			usable = append(usable, s.candidate(d, at.domain, at.behind, in.Thin))
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))
@@ -269,17 +285,27 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 	return usable, refusals
 }
 
-const cannotCheck = "its target cannot keep checksums: it is of an older version, or serves through the kernel"
-
-// keeps reports whether a target that is online can keep the legs of a layout.
-func (s *State) keeps(l block.Layout, node block.NodeName) bool {
-	on := s.targets[node]
-	return !l.Integrity || on != nil && on.report != nil && on.report.Integrity
+// cannotServe says why the target of a node cannot serve legs of a volume; empty if it can, as far as
+// it has reported.
+func (s *State) cannotServe(thin bool, l block.Layout, node block.NodeName) string {
+	var can TargetReport
+	if on := s.targets[node]; on != nil && on.report != nil {
+		can = *on.report
+	}
+	switch {
+	case l.Integrity && !can.Integrity:
+		return "its target cannot keep checksums: it is of an older version, or serves through the kernel"
+	case thin && !can.Thin:
+		return "its target serves no thin volumes: it is of an older version, or serves through the kernel"
+	}
+	return ""
 }
 
-// carved returns the extents of a drive that legs occupy, sorted except for the strays at
-// the end.
-func (s *State) carved(d *Drive) []image.Extent { return slices.Concat(s.extents[d.ID], s.strays(d)) }
+// carved returns the extents of a drive that legs and trees occupy, sorted except for those of trees
+// and the strays at the end.
+func (s *State) carved(d *Drive) []image.Extent {
+	return slices.Concat(s.extents[d.ID], d.spaceTaken(), s.strays(d))
+}
 
 // strays returns the extents that a drive's label lists and no record has, as after a
 // restore of an older backup. Targets keep those legs, so nothing else may be placed there.

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/cow"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
 	"weft.dev/weft/volmgr/labelset"
 )
 
@@ -142,7 +143,11 @@ func (s *State) driveView(d *Drive) Drive {
 		v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words()}, func(w string) bool { return w == "" }), "; ")
 	}
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
-	v.Allocated = block.Size(s.used.Get(d.ID)) * block.ExtentSize
+	granted := image.Count(d.spaceTaken())
+	v.Allocated = block.Size(s.used.Get(d.ID)+granted) * block.ExtentSize
+	v.Thin = block.Size(granted) * block.ExtentSize
+	v.ThinUsed = v.Thin - min(v.Thin, block.Size(s.reserve(d))*block.ExtentSize)
+	v.Promised = block.Size(s.promised.Get(d.ID)) * block.ExtentSize
 	return v
 }
 
@@ -160,6 +165,7 @@ func (s *State) poolView(p *Pool) Pool {
 			v.Drives++
 			v.Capacity += d.Capacity
 			v.Allocated += d.Allocated
+			v.Promised += d.Promised
 		}
 	}
 	return v
@@ -208,6 +214,10 @@ func (s *State) volumeView(v *Volume) Volume {
 	}
 	for i := range view.Legs {
 		l := &view.Legs[i]
+		if on := s.targets[l.Node]; on != nil && l.mapped() {
+			r := on.legs.Get(l.ID)
+			l.Used, l.Full = r.Used, r.Full
+		}
 		switch {
 		case l.State == LegCreating || l.State == LegDeleting:
 			l.Reason = s.legWaitsFor(l)
@@ -217,6 +227,8 @@ func (s *State) volumeView(v *Volume) Volume {
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
+		case l.Full:
+			l.Reason = "writes to new places wait: its drive is full"
 		}
 	}
 	return view
@@ -286,6 +298,9 @@ func (s *State) attachmentView(v *Volume, of *Attachment) Attachment {
 	}
 	a.WaitingFor = strings.Join(s.attachmentWaits(v, of), "; ")
 	a.AuthenticatesWith = s.authenticatesWith(v, of)
+	for _, d := range s.discovered(v) {
+		a.StockNQN = d.NQN
+	}
 	return a
 }
 

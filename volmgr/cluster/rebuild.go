@@ -174,6 +174,7 @@ func Unread(targets []TargetReport) (all []string) {
 
 func rebuiltDrive(report TargetReport, d DriveReport) *Drive {
 	drive := &Drive{ID: d.Drive, Node: report.Node, Device: d.Device, State: DriveReady, Extents: d.Extents, NUMANode: -1}
+	drive.Space = image.Union(d.inTrees(), d.Reserve)
 	for _, dev := range report.Devices {
 		if dev.DriveID == d.Drive {
 			drive.Model, drive.Serial, drive.WWID, drive.Size = dev.Model, dev.Serial, dev.WWID, dev.Size
@@ -221,6 +222,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 			State: LegStale, Revision: q.Highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
+	v.Thin = slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.mapped() })
 	for i := range v.Legs {
 		if q.Replaced(v.Legs[i].ID) {
 			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was given up"
@@ -281,7 +283,7 @@ func (r *rebuild) stretch() {
 		for i := range v.Legs {
 			l := &v.Legs[i]
 			have := image.Count(l.Extents)
-			if have >= need {
+			if have >= need || l.mapped() {
 				continue
 			}
 			taken, d := slices.Concat(r.s.carved(r.s.drives[l.Drive]), r.labelled[l.Drive]), r.s.drives[l.Drive]

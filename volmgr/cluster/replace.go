@@ -275,7 +275,7 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 	}
 	l := Leg{
 		ID: block.LegID{UUID: t.seedFor(v, column).id(nth)}, Column: column, Copy: v.freeSlot(column), Place: v.Placed,
-		Drive: place.Drive.ID, Node: place.Drive.Node, Image: image.For(v.Layout, place.Extents), State: LegStale, Revision: 1,
+		Drive: place.Drive.ID, Node: place.Drive.Node, Image: newImage(v.Thin, v.Layout, place.Extents), State: LegStale, Revision: 1,
 		StaleSince: t.now.UTC(), StaleAt: t.gen, CopyAll: true, CopyAllSince: 1, Blank: true, Listed: v.Generation, Reason: "it is new and has no data yet",
 	}
 	v.Legs = append(v.Legs, l)
@@ -338,7 +338,7 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 	if pool == nil {
 		return placement.Place{}, noPool(v.Pool)
 	}
-	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity}
+	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity, Thin: v.Thin}
 	request := s.requestLeg(v, seed, at)
 	if some, _ := s.fitting(v, column, to, s.sample(pool, in, request.Random, at), at); len(some) > 0 {
 		if _, places := placement.Choose(some, request); places != nil {
@@ -368,7 +368,7 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 func (s *State) requestLeg(v *Volume, seed Seed, at lookup) placement.Request {
 	one := block.Layout{Stripes: 1, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity}
 	return placement.Request{
-		Size: v.Layout.LegSize(v.planned()), Stripes: 1,
+		Size: v.Layout.LegSize(v.planned()), Stripes: 1, Mapped: v.Thin,
 		Layout: func(int) block.Layout { return one },
 		Record: func(block.Layout) block.Size { return v.legRecord() },
 		Random: binary.BigEndian.Uint64(seed[:8]),
@@ -399,7 +399,7 @@ func (s *State) sample(pool *Pool, in CreateVolume, random uint64, at lookup) (s
 	n := uint64(len(f.drives))
 	for i := range uint64(sampleSize) { // in order of their ids, which are random
 		x := f.drives[(random%n+i*(n/sampleSize))%n]
-		some = append(some, s.candidate(x.drive, x.domain, 0))
+		some = append(some, s.candidate(x.drive, x.domain, 0, in.Thin))
 	}
 	return some
 }
@@ -432,8 +432,8 @@ func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Dri
 	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
 		return "it takes no new legs"
 	}
-	if !s.keeps(v.Layout, x.Node) {
-		return cannotCheck
+	if why := s.cannotServe(v.Thin, v.Layout, x.Node); why != "" {
+		return why
 	}
 	return s.besides(v, column, x, at)
 }

@@ -31,9 +31,9 @@
 //	volume.go  creating and deleting                  drive.go  adding and evicting drives
 //	expand.go  volumes that grow in use               wanted.go what the agents are told
 //	explain.go why a volume is in its state           rebuild.go a lost store rebuilt from drive labels
-//	admit.go   which agents may report                term.go   managers that follow one another
+//	stock.go   hosts without an agent                 term.go   managers that follow one another
 //	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
-//	trust.go   tokens, authorities and identities
+//	trust.go   tokens, authorities and identities     space.go  what thin volumes take and may take
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
@@ -178,10 +178,14 @@ type derived struct {
 	drivesOn  map[block.NodeName]map[block.DriveID]bool
 	driveIDs  []block.DriveID                    // in order; nil: to be sorted again
 	onNode    cow.Map[block.NodeName, volumeSet] // with a leg or the attachment there
+	stocked   volumeSet                          // attached to a host without an agent
 	onDrive   map[block.DriveID]map[block.LegID][]image.Extent
 	extents   map[block.DriveID][]image.Extent   // the same by start: sorting them for each new leg takes too long
 	used      cow.Map[block.DriveID, uint32]     // how many extents those are
 	recorded  cow.Map[block.DriveID, block.Size] // the most that the legs' records can take of its label
+	promised  cow.Map[block.DriveID, uint32]     // how many extents its legs take if they are written whole
+	mappedOn  cow.Map[block.DriveID, uint32]     // how many mapped legs it has
+	fullLegs  map[block.LegID]bool               // of which an event says that their writes wait for space
 	unsettled map[block.VolumeID]bool            // volumes that time or a report may change
 	touched   map[block.DriveID]uint64           // when legs were last placed there or removed, as a count
 	removed   map[block.DriveID]uint64           // the same, only of removed or moved ones
@@ -252,6 +256,7 @@ func empty() *State {
 		derived: derived{
 			drivesOn:  map[block.NodeName]map[block.DriveID]bool{},
 			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
+			fullLegs:  map[block.LegID]bool{},
 			extents:   map[block.DriveID][]image.Extent{},
 			unsettled: map[block.VolumeID]bool{},
 			touched:   map[block.DriveID]uint64{},
@@ -485,6 +490,7 @@ func (s *State) Fork() *State {
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
 	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
+	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
 }
@@ -512,6 +518,7 @@ func (s *State) Copy() *State {
 	for drive, extents := range c.extents {
 		c.extents[drive] = slices.Clone(extents)
 	}
+	c.fullLegs = maps.Clone(s.fullLegs)
 	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
 	c.reported = s.reported.visible()
 	c.answered, c.overSince = cloneEach(s.answered), maps.Clone(s.overSince)
@@ -589,6 +596,7 @@ func (s *State) index(old, new *Volume) {
 	s.touches++
 	if old != nil {
 		s.byName = s.byName.Delete(string(old.Name))
+		s.stocked.Delete(s.by, old.ID)
 		delete(s.unsettled, old.ID)
 		for _, n := range old.nodes() {
 			on := s.onNode.Get(n)
@@ -603,6 +611,10 @@ func (s *State) index(old, new *Volume) {
 			s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)-image.Count(s.onDrive[l.Drive][l.ID]))
 			delete(s.onDrive[l.Drive], l.ID)
 			s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)-old.record(&l).Size())
+			s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)-old.legExtents(&l))
+			if l.mapped() {
+				s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)-1)
+			}
 			s.touched[l.Drive] = s.touches
 		}
 	}
@@ -612,6 +624,9 @@ func (s *State) index(old, new *Volume) {
 	s.byName = s.byName.Set(string(new.Name), new.ID)
 	if new.unsettled() {
 		s.unsettled[new.ID] = true
+	}
+	if new.stock() {
+		s.stocked.Set(s.by, new.ID, true)
 	}
 	for _, n := range new.nodes() {
 		on := s.onNode.Get(n)
@@ -625,6 +640,10 @@ func (s *State) index(old, new *Volume) {
 		put(s.onDrive, l.Drive, l.ID, l.Extents)
 		s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)+image.Count(l.Extents))
 		s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)+new.record(&l).Size())
+		s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)+new.legExtents(&l))
+		if l.mapped() {
+			s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)+1)
+		}
 		s.touched[l.Drive] = s.touches
 	}
 }

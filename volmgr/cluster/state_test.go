@@ -120,7 +120,7 @@ func TestEveryRefusalIsAnErrorOfThisPackage(t *testing.T) {
 	id := block.VolumeID{UUID: block.UUID{1}}
 	for _, in := range []Input{
 		SetNodeLabels{Node: "x"}, ConfirmNodeDead{"x"}, RemoveNode{"t1"}, AddDrive{Node: "x"}, DrainDrive{}, MoveLeg{Volume: "x"}, CordonNode{Node: "x"}, MaintainNode{Node: "t1"},
-		CreatePool{}, DeletePool{DefaultPool}, CreateVolume{}, DeleteVolume{"db1"}, PromoteStaleLeg{Volume: "x"}, Attach{Volume: "x"}, Detach{Volume: "x"},
+		CreatePool{}, DeletePool{DefaultPool}, CreateVolume{}, DeleteVolume{"db1"}, PromoteStaleLeg{Volume: "x"}, Attach{Volume: "x"}, AddHost{}, AddHost{Node: "h1"}, Detach{Volume: "x"},
 		TargetReported{}, InitiatorReported{}, RecordStale{Volume: id}, RecordInSync{Volume: id},
 	} {
 		before := s.state.Generation()

@@ -203,6 +203,10 @@ func (t *tx) lostCache(v *Volume, l *Leg) {
 	case !v.open():
 	case len(v.Shared) > 0:
 		t.shareAnew(v, l)
+	case v.Attachment.Stock:
+		l.Revision++
+		t.volumeEvent(v, event.Trouble, event.WritesLost, fmt.Sprintf("%v: %s: writes that %s had not flushed may be lost; its device fails, and it finds a new one", l, l.loss(), v.users()),
+			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision))
 	default:
 		l.Revision++
 		l.Reborn = l.Revision

@@ -438,6 +438,9 @@ func (s *State) noCopier(v *Volume) string {
 	if v.Attachment == nil || v.Attachment.State != Attached {
 		return "the volume to be attached"
 	}
+	if v.Attachment.Stock {
+		return fmt.Sprintf("the volume to be attached to a host with Weft's agent; %s has none to copy with", v.Attachment.Node)
+	}
 	// A stalled host counts too: its I/O may wait for this very copy.
 	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing && r.Phase != PhaseStalled {
 		return fmt.Sprintf("host %s to serve the volume", v.Attachment.Node)

@@ -180,8 +180,7 @@ func (t *tx) needs(kind, what string) error {
 	if t.may(kind) {
 		return nil
 	}
-	return &Error{Kind: FailedPrecondition, Reason: ReasonOldParts, Text: fmt.Sprintf("%s: the cluster is at level %d, and this begins with level %d", what, t.level, kinds[kind]),
-		Hint: "`weft upgrade status` says what is in the way of `weft upgrade finish`"}
+	return t.needsLevel(kinds[kind], what)
 }
 
 // Level is the cluster's level.

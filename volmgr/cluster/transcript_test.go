@@ -309,6 +309,9 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
 	},
 	"detach": (*script).detach,
+	"add-host": func(s *script, a args) string {
+		return s.step(AddHost{Node: a.node(0), NQN: block.NQN(a.word(1)), Authenticate: a.has("authenticate")})
+	},
 	"replace-after": func(s *script, a args) string {
 		after, _ := time.ParseDuration(a.word(0))
 		s.state.SetPolicy(Policy{ReplaceAfter: after})
@@ -931,6 +934,10 @@ func (s *script) wanted(a args) string {
 		}
 		b.WriteString(identity(x.Keys, x.Host, x.NQN))
 		b.WriteString("\n")
+	}
+	for _, d := range w.Discovered {
+		_, epoch, _, node, _ := block.ParseSubsystemNQN(d.NQN)
+		fmt.Fprintf(&b, "discovery tells host %s of epoch %d on %s at %s, keys %v\n", d.Host[len(d.Host)-1:], epoch, node, d.Portal, !d.Keys.IsZero())
 	}
 	return b.String()
 }

@@ -43,6 +43,7 @@ type tx struct {
 	retold  map[block.VolumeID]bool            // whose hosts are asked for something else
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
+	spaces  map[block.DriveID]bool             // whose space to settle before the commit
 
 	// policies are those of the state after the step.
 	policies *drivepolicy.Set
@@ -67,6 +68,7 @@ func newTx(s *State, now time.Time) *tx {
 		retold:  map[block.VolumeID]bool{},
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
+		spaces:  map[block.DriveID]bool{},
 
 		policies: s.policies,
 
@@ -165,6 +167,7 @@ func (t *tx) settle() {
 			t.settleVolume(id)
 		}
 	}
+	t.settleSpace()
 }
 
 // settleNode marks the unsettled volumes with a leg or an attachment on a node.
@@ -208,6 +211,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleProven(id)
 	t.settleGaveUp(id)
 	t.settleAttached(id)
+	t.settleStock(id)
 	t.settleDetaching(id)
 	t.settleLeft(id)
 	t.settleExpanding(id)
@@ -228,6 +232,7 @@ func (t *tx) commit() Outcome {
 		s.index(old, v)
 		wake.users(old)
 		wake.users(v)
+		t.wakeDiscovery(wake, old, v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
@@ -251,6 +256,7 @@ func (t *tx) commit() Outcome {
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.nodes.upper)) {
 		t.wakePeers(wake, s.nodes[name], t.nodes.upper[name])
+		t.wakeDiscoverers(wake, s.nodes[name], t.nodes.upper[name])
 		records = append(records, t.nodes.commit(name, nodeKey(name)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.pools.upper)) {
@@ -556,6 +562,8 @@ func (t *tx) wakePeers(wake woken, old, new *Node) {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Name).Keys() {
-		wake.hosts(t.s.volumes.Get(id))
+		v := t.s.volumes.Get(id)
+		wake.hosts(v)
+		t.wakeDiscovery(wake, v, v)
 	}
 }

@@ -26,6 +26,8 @@ type Node struct {
 	// What its agents can prove, as they last reported: see Attachment.Proven.
 	TargetAuthenticates    bool `json:"target_authenticates,omitempty"`
 	InitiatorAuthenticates bool `json:"initiator_authenticates,omitempty"`
+	// Stock: it has no initiator agent; its operator connects with Linux's own tools: see stock.go.
+	Stock bool `json:"stock,omitempty"`
 	// Refused is the count of its target's refusals of which an event tells.
 	Refused uint64 `json:"refused,omitempty"`
 	// Cordoned: no new legs. Draining: its legs are made again elsewhere. MaintainedUntil: its
@@ -115,9 +117,18 @@ type Drive struct {
 	Leaving DriveLeave `json:"leaving,omitempty"`
 	// Full is the mark of noteFull that it has reached, in per cent; 0: none.
 	Full int `json:"full,omitempty"`
+	// Space is the extents that the trees of thin volumes may have, and Returning those that are
+	// being taken back, since generation ReturnedAt; see space.go. Both are replaced, never changed in
+	// place.
+	Space      []image.Extent `json:"space,omitempty"`
+	Returning  []image.Extent `json:"returning,omitempty"`
+	ReturnedAt uint64         `json:"returned_at,omitempty"`
 
 	Capacity  block.Size      `json:"-"`
-	Allocated block.Size      `json:"-"`
+	Allocated block.Size      `json:"-"` // by legs, and granted to trees
+	Thin      block.Size      `json:"-"` // of that: granted to trees
+	ThinUsed  block.Size      `json:"-"` // of that: what trees have
+	Promised  block.Size      `json:"-"` // what its legs take if they are written whole
 	Health    *health.Reading `json:"-"` // the newest; nil if there is none, or if its target is offline
 }
 
@@ -157,6 +168,7 @@ type Pool struct {
 
 	Capacity  block.Size `json:"-"`
 	Allocated block.Size `json:"-"`
+	Promised  block.Size `json:"-"` // see Drive
 	Drives    int        `json:"-"`
 }
 
@@ -243,6 +255,10 @@ type Leg struct {
 	// DrainingAt is the generation in which that began.
 	Draining   block.Epoch `json:"draining,omitempty"`
 	DrainingAt uint64      `json:"draining_at,omitempty"`
+
+	// Of a mapped leg, derived, for readers: see LegReport.
+	Used block.Size `json:"-"`
+	Full bool       `json:"-"`
 }
 
 // VolumeState says whether a volume's legs are being carved, exist, or are being freed.
@@ -278,6 +294,8 @@ type Volume struct {
 	Spread string            `json:"spread"`
 	Labels map[string]string `json:"labels,omitempty"`
 	State  VolumeState       `json:"state"`
+	// Thin: its legs are mapped, and take space only where they were written.
+	Thin bool `json:"thin,omitempty"`
 	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
 	// Clean: the in-sync legs of each column are identical and no host can write.
@@ -391,6 +409,11 @@ type Attachment struct {
 	SinceEpoch block.Epoch `json:"since_epoch,omitempty"`
 	// Proven says which targets and this host prove their identities to one another: see wanted.go.
 	Proven Proven `json:"proven,omitzero"`
+	// Stock: the host has no agent; see stock.go.
+	Stock bool `json:"stock,omitempty"`
+	// Portal is where a stock host connects, as long as its target has that; see stock.go.
+	Portal block.Portal `json:"portal,omitzero"`
+	Away   bool         `json:"away,omitempty"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`
@@ -402,6 +425,8 @@ type Attachment struct {
 	ResyncTotal block.Size       `json:"-"`
 	// AuthenticatesWith are the targets that prove their identities to the host, as it does to them.
 	AuthenticatesWith []block.NodeName `json:"-"`
+	// StockNQN is the subsystem that a stock host connects to.
+	StockNQN block.NQN `json:"-"`
 }
 
 // Proven is fixed for each target before it is first told of the grant, since neither end can begin

@@ -384,7 +384,7 @@ func (s *State) stillUsing(node block.NodeName) (waits []string) {
 			for _, a := range v.attachments() {
 				on := s.initiators[a.Node]
 				uses := l.State == LegStale && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) || s.asked[id][l.ID] != ""
-				if uses && a.handedOut() {
+				if uses && a.handedOut() && !a.Stock { // a stock host reports nothing, and uses the leg in sync
 					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
 				}
 			}

@@ -18,7 +18,7 @@ import (
 // WantedTarget returns the whole wanted state of a node's target agent. All but MayStop follows
 // from the records alone, so it is the same after Load.
 func (s *State) WantedTarget(node block.NodeName) TargetWanted {
-	return s.WantedTargetOf(node, s.volumesOn(node))
+	return s.WantedTargetOf(node, s.toldTo(node))
 }
 
 // volumesOn returns the volumes with a leg or an attachment on a node, in order.
@@ -29,7 +29,7 @@ func (s *State) volumesOn(node block.NodeName) []block.VolumeID {
 // WantedTargetOf is the part of WantedTarget that is about drives and some volumes, which
 // need not exist.
 func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) TargetWanted {
-	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may}
+	w := TargetWanted{Term: s.meta.Term, Generation: s.meta.Generation, ClusterID: s.meta.ClusterID, MayStop: s.stopping[node].may, Space: s.wantedSpace(node), Discovers: s.anyStock()}
 	for _, d := range s.recordedDrives(node) {
 		// A drive that has had its label must not get another one: if it comes up blank its
 		// data is lost, and its legs must not pass for in sync.
@@ -61,6 +61,7 @@ func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) Ta
 				w.Exports = append(w.Exports, x)
 			}
 		}
+		w.Discovered = append(w.Discovered, s.discovered(v)...)
 	}
 	return w
 }
@@ -70,9 +71,13 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	if d := s.drives[l.Drive]; d != nil {
 		incarnation = d.Incarnation
 	}
+	size := v.Layout.LegSize(v.planned())
+	if !l.mapped() {
+		size = min(size, l.Capacity())
+	}
 	return WantedLeg{
-		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image,
-		Size: min(v.Layout.LegSize(v.planned()), l.Capacity()), Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.tree(),
+		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(),
 	}
 }
@@ -152,8 +157,7 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
 	}
 	if s.proves(a, node) {
-		x.Host = block.ProvenHost(x.NQN)
-		x.Keys = s.master.Of(x.NQN, x.Host.NQN)
+		x.Host, x.Keys = s.identity(a, x.NQN)
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -234,7 +238,7 @@ func (s *State) WantedInitiatorOf(node block.NodeName, volumes []block.VolumeID)
 		if v == nil {
 			continue
 		}
-		if a := v.attachmentOf(node); a != nil && a.exported() {
+		if a := v.attachmentOf(node); a != nil && a.exported() && !a.Stock {
 			w.Attachments = append(w.Attachments, s.wantedAttachment(v, a))
 		}
 	}
@@ -245,7 +249,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
-		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate,
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -317,6 +321,9 @@ func (s *State) proves(a *Attachment, target block.NodeName) bool {
 // proven is what holds for a grant that is handed out now.
 func (t *tx) proven(v *Volume, node block.NodeName) Proven {
 	n := t.nodes.peek(node)
+	if n != nil && n.Stock { // it has one secret, for all that it connects to
+		return Proven{By: n.InitiatorAuthenticates, Required: n.InitiatorAuthenticates}
+	}
 	if v.authentication() == block.AuthenticationOff || t.s.master.IsZero() || n == nil || !n.InitiatorAuthenticates {
 		return Proven{}
 	}
@@ -388,7 +395,7 @@ func (t *tx) refused(on *target, r *TargetReport) {
 
 // mayProve refuses a volume that requires authentication if an end cannot do it.
 func (s *State) mayProve(v *Volume, n *Node) error {
-	if v.authentication() != block.AuthenticationRequire {
+	if v.authentication() != block.AuthenticationRequire && !(n.Stock && n.InitiatorAuthenticates) {
 		return nil
 	}
 	var cannot []string
@@ -403,8 +410,16 @@ func (s *State) mayProve(v *Volume, n *Node) error {
 	if len(cannot) == 0 {
 		return nil
 	}
-	return refused(ReasonNoAuthentication, v.object(), "it requires authentication, which %s cannot do", some(cannot, 8)).
-		hint("upgrade their agents; Linux's own data path needs Linux 6.0 built with NVME_HOST_AUTH on the host and NVME_TARGET_AUTH on the target, the user-space path does it on any kernel; or allow connections without: `weft volume set %s --authentication prefer`", v.Name)
+	requires, instead := "it requires authentication", fmt.Sprintf("allow connections without: `weft volume set %s --authentication prefer`", v.Name)
+	switch {
+	case n.Stock && !n.InitiatorAuthenticates:
+		return refused(ReasonNoAuthentication, v.object(), "%s, which %s cannot do", requires, some(cannot, 8)).
+			hint("`weft node add %s --host-nqn %s --authenticate`", n.Name, n.Host.NQN)
+	case v.authentication() != block.AuthenticationRequire:
+		requires, instead = fmt.Sprintf("host %s authenticates", n.Name), fmt.Sprintf("let it do without: `weft node add %s --host-nqn %s`", n.Name, n.Host.NQN)
+	}
+	return refused(ReasonNoAuthentication, v.object(), "%s, which %s cannot do", requires, some(cannot, 8)).
+		hint("upgrade their agents; Linux's own data path needs Linux 6.0 built with NVME_HOST_AUTH on the host and NVME_TARGET_AUTH on the target, the user-space path does it on any kernel; or %s", instead)
 }
 
 // provenWaits is the wait for a host that cannot prove its identity.
@@ -450,6 +465,10 @@ func (s *State) explainProven(e *Explanation, v *Volume) {
 			continue
 		}
 		why := "its agent or kernel cannot"
+		if a.Stock {
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s does not authenticate, since it was added without --authenticate: whoever knows its NQN can connect in its place", a.Node))
+			continue
+		}
 		if n := s.nodes[a.Node]; v.authentication() == block.AuthenticationOff {
 			why = "it is switched off for this volume"
 		} else if n != nil && n.InitiatorAuthenticates {

@@ -30,6 +30,8 @@ const (
 	DriveSuspect     = "drive.suspect"  // it shows signs of failing
 	DriveWell        = "drive.well"     // it no longer does
 	DriveFilled      = "drive.nearly-full"
+	VolumeFull       = "volume.full"
+	VolumeRoom       = "volume.room"
 	DriveRoom        = "drive.room"    // it is not nearly full any more
 	DriveLeaving     = "drive.leaving" // its legs are made again elsewhere, or not any more
 	DriveRemoving    = "drive.removing"

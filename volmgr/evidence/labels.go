@@ -34,7 +34,7 @@ func (l *LegLabel) ZeroedSoFar() uint32 {
 	switch {
 	case !l.Zeroed:
 		return 0
-	case l.ZeroedExtents != 0:
+	case l.ZeroedExtents != 0 || l.Kind == image.Mapped: // of a mapped leg: its size in its tree
 		return l.ZeroedExtents
 	}
 	return image.Count(l.Extents)

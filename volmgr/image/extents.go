@@ -141,3 +141,60 @@ func each(extents []Extent) (all []uint32) {
 	}
 	return all
 }
+
+// Minus returns the extents of a list that another does not have, sorted, in as few runs as there
+// can be.
+func Minus(list, less []Extent) (rest []Extent) {
+	list, less = slices.Clone(list), slices.Clone(less)
+	slices.SortFunc(list, byStart)
+	slices.SortFunc(less, byStart)
+	i := 0
+	for _, e := range list {
+		at, end := e.Start, e.Start+e.Count
+		for at < end {
+			for i < len(less) && less[i].Start+less[i].Count <= at {
+				i++
+			}
+			stop := end
+			if i < len(less) && less[i].Start < end {
+				stop = max(at, less[i].Start)
+			}
+			if n := len(rest); at < stop && n > 0 && rest[n-1].Start+rest[n-1].Count == at {
+				rest[n-1].Count += stop - at
+			} else if at < stop {
+				rest = append(rest, Extent{Start: at, Count: stop - at})
+			}
+			if stop == end {
+				break
+			}
+			at = less[i].Start + less[i].Count
+		}
+	}
+	return rest
+}
+
+// Union returns the extents of both lists, which have none in common, sorted, in as few runs as there
+// can be.
+func Union(a, b []Extent) []Extent { return Minus(slices.Concat(a, b), nil) }
+
+// First returns the first n extents of a list, or all there are; with last, the last ones.
+func First(list []Extent, n uint32, last bool) (some []Extent) {
+	list = slices.Clone(list)
+	if last {
+		slices.Reverse(list)
+	}
+	for _, e := range list {
+		if n == 0 {
+			break
+		}
+		if e.Count > n {
+			if last {
+				e.Start += e.Count - n
+			}
+			e.Count = n
+		}
+		n -= e.Count
+		some = append(some, e)
+	}
+	return some
+}

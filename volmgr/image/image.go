@@ -19,8 +19,9 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// Image says where the bytes of a leg are on its drive: in its extents, one after another. Those of
-// a checked image also hold checksums.
+// Image says where the bytes of a leg are on its drive. A plain image is the leg's extents, one after
+// another. Those of a checked image also hold checksums. A mapped image has none: the leg is in a tree,
+// which takes extents as it needs them.
 type Image struct {
 	Kind    Kind     `json:"image,omitempty"`
 	Extents []Extent `json:"extents"`
@@ -33,6 +34,7 @@ type Kind string
 const (
 	Plain   Kind = ""        // stores do not spell it out
 	Checked Kind = "CHECKED" // each extent holds the checksums of its data
+	Mapped  Kind = "MAPPED"  // the leg is found through the map of a tree
 )
 
 // Of returns the plain image of these extents.
@@ -48,8 +50,11 @@ func For(l block.Layout, extents []Extent) Image {
 
 // Check refuses an image of a kind that this version does not know.
 func (i Image) Check() error {
-	if i.Kind != Plain && i.Kind != Checked {
-		return fmt.Errorf("image of kind %q: this version knows plain ones, and those with checksums", i.Kind)
+	switch {
+	case i.Kind != Plain && i.Kind != Checked && i.Kind != Mapped:
+		return fmt.Errorf("image of kind %q: this version knows plain ones, those with checksums, and mapped ones", i.Kind)
+	case i.Kind == Mapped && len(i.Extents) > 0:
+		return fmt.Errorf("a mapped image with extents of its own")
 	}
 	return nil
 }

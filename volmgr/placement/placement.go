@@ -57,6 +57,7 @@ type Request struct {
 	Layout  func(stripes int) block.Layout       // with this many stripes
 	Record  func(layout block.Layout) block.Size // of a leg on its drive's label, with its extents in one piece
 	Random  uint64                               // decides between equal drives
+	Mapped  bool                                 // the legs get no extents: drives have what they may promise
 	// Taken returns the extents of a drive that legs occupy. It is called for few drives.
 	Taken func(block.DriveID) []image.Extent
 }
@@ -127,6 +128,7 @@ type placer struct {
 	at     func(int) *Drive
 	need   uint32     // extents of a leg
 	record block.Size // on the drive's label, with its extents in one piece
+	mapped bool       // legs get no extents
 	k      int
 	rng    random
 	onNode map[block.NodeName]int // legs of this request
@@ -137,7 +139,7 @@ func newPlacer(drives []*Drive, layout block.Layout, r Request) *placer {
 	p := &placer{
 		drives: drives, n: len(drives), at: func(i int) *Drive { return drives[i] }, need: uint32(min(layout.LegExtents(r.Size), 1<<31)), k: choices, rng: random(r.Random),
 		onNode: map[block.NodeName]int{}, firsts: map[block.NodeName]int{},
-		record: r.Record(layout),
+		record: r.Record(layout), mapped: r.Mapped,
 	}
 	if layout.LegSize(r.Size) >= block.TiB {
 		p.k = choicesLarge
@@ -169,7 +171,7 @@ func tryPlace(drives []*Drive, layout block.Layout, r Request, pick func(*placer
 func overfull(places []Place) *Drive {
 	pieces := map[*Drive]block.Size{}
 	for _, at := range places {
-		pieces[at.Drive] += block.LegRecord{Runs: len(at.Extents)}.Size() - block.LegRecord{Runs: 1}.Size()
+		pieces[at.Drive] += block.LegRecord{Runs: max(1, len(at.Extents))}.Size() - block.LegRecord{Runs: 1}.Size()
 	}
 	for _, at := range places {
 		if pieces[at.Drive] > at.Drive.Room {
@@ -320,6 +322,10 @@ func (p *placer) carve(columns [][]*Drive, takenOn func(block.DriveID) []image.E
 	taken := map[block.DriveID][]image.Extent{}
 	for c, column := range columns {
 		for i, x := range column {
+			if p.mapped {
+				places = append(places, Place{Column: c, Copy: i, Drive: x})
+				continue
+			}
 			if taken[x.ID] == nil {
 				taken[x.ID] = takenOn(x.ID)
 			}

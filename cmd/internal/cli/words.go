@@ -33,6 +33,14 @@ func Used(allocated, capacity uint64) string {
 	return fmt.Sprintf("%d%%", int(float64(allocated)/float64(capacity)*100+0.5))
 }
 
+// Promised is Used of drives that have promised more than is taken, since volumes on them are thin.
+func Promised(allocated, promised, capacity uint64) string {
+	if promised <= allocated {
+		return Used(allocated, capacity)
+	}
+	return fmt.Sprintf("%s, %s promised", Used(allocated, capacity), Used(promised, capacity))
+}
+
 // Layout prints 2×2: stripes × copies.
 func Layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
 

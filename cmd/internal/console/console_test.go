@@ -31,7 +31,7 @@ import (
 // everyPage has each page at least once.
 var everyPage = map[string]string{
 	"/": "What is wrong", "/volumes": "Create a volume", "/volumes?q=gpu1&state=degraded": "/volumes/db1", "/volumes/db1": "Map of volume db1",
-	"/drives": "P4510", "/hosts": "/dev/weft/db1", "/nodes/t1": "192.0.2.11", "/events": "leg.stale", "/events?audit": "person ada (admin)",
+	"/drives": "P4510", "/hosts": "/dev/weft/db1", "/nodes/t1": "192.0.2.11", "/nodes/h1": "no agent", "/events": "leg.stale", "/events?audit": "person ada (admin)",
 	"/what-if": "Lose a node", "/what-if?kind=node&name=t1": "1 volume would lose data", "/access": "Authorities", "/access?upgrade": "column 0 of volume db1 has one copy in sync",
 }
 

@@ -155,7 +155,7 @@ func loadHosts(ctx context.Context, s *Server, _ *http.Request) (string, any, er
 	}
 	p := &hostsPage{}
 	for _, n := range nodes {
-		if n.GetInitiator().GetKnown() || n.GetInitiator().GetRefused() != "" {
+		if n.GetStock() || n.GetInitiator().GetKnown() || n.GetInitiator().GetRefused() != "" {
 			p.Hosts = append(p.Hosts, hostOf(n, attachments, io))
 		}
 	}

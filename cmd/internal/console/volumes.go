@@ -152,7 +152,7 @@ func loadVolume(ctx context.Context, s *Server, r *http.Request) (string, any, e
 	p.Legs = legRows(v, drives, reachOf(nodes), io.legs)
 	p.Map = mapOf(v, nodes, drives, io).svg()
 	p.IO, p.Facts = ioFacts(io.volume), factsOf(v)
-	hosts := sortedNames(nodes, func(n *pb.Node) bool { return n.GetInitiator().GetOnline() })
+	hosts := sortedNames(nodes, func(n *pb.Node) bool { return n.GetStock() || n.GetInitiator().GetOnline() })
 	for _, action := range volumeActions(v) {
 		p.Forms = append(p.Forms, s.formFor(action, v.GetName(), map[string][]string{"node": hosts}))
 	}

@@ -83,6 +83,7 @@ func newManager() *manager {
 		},
 		nodes: []*pb.Node{
 			{Name: "gpu1", Initiator: &pb.AgentStatus{Known: true, Online: true, Kernel: hostile}, Labels: map[string]string{"rack": "r9"}},
+			{Name: "h1", Stock: true, Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:" + hostile}},
 			{Name: "t1", Target: &pb.AgentStatus{Known: true, Online: true}, Labels: map[string]string{"rack": "r1"}, Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.11", Port: 4420}}},
 			{Name: "t2", Target: &pb.AgentStatus{Known: true, Online: true, Problems: []*pb.Problem{{Object: "drive 9c01aa37", Doing: "read", Cause: hostile}}}, Labels: map[string]string{"rack": hostile}},
 		},

@@ -134,6 +134,12 @@ func ofNode(ctx context.Context, api pb.ManagerClient, name string) (*pb.Explana
 			x.Actions = append(x.Actions, "if the machine is off: weft node confirm-dead "+name)
 		}
 	}
+	if n.GetStock() {
+		if !n.GetTarget().GetKnown() {
+			x.Summary = fmt.Sprintf("node %s is a host without Weft's agent", name)
+		}
+		x.Facts = append(x.Facts, fmt.Sprintf("its volumes are used with Linux's own NVMe tools, as host %s; whether it runs is not known here", n.GetHost().GetNqn()))
+	}
 	if n.GetConfirmedDead() {
 		x.Facts = append(x.Facts, "an operator has confirmed that the machine is off")
 	}

@@ -54,13 +54,15 @@ func TestExplainNamesTheCauseAndTheNextCommand(t *testing.T) {
 		drives: []*pb.Drive{{Id: aDrive, Node: "t1", Device: "/dev/nvme0n1", State: pb.DriveState_DRIVE_STATE_SUSPECT, Reason: "it says so", AllocatedBytes: 96, CapacityBytes: 100}},
 		pools:  []*pb.Pool{{Name: "fast", Drives: 1, AllocatedBytes: 96, CapacityBytes: 100}, {Name: "empty"}},
 		nodes: []*pb.Node{{Name: "t1", Target: &pb.AgentStatus{Known: true, Online: true, Version: "v1",
-			Problems: []*pb.Problem{{Object: "export x", Doing: "create", Cause: "no space"}}}}},
-		volumes: []*pb.Volume{{Name: "db1", Health: pb.Health_HEALTH_DEGRADED, Legs: []*pb.Leg{{DriveId: aDrive, Node: "t1"}}}},
-		wrong:   []string{"volume db1 is degraded: see it"},
+			Problems: []*pb.Problem{{Object: "export x", Doing: "create", Cause: "no space"}}}}, {Name: "h1", Stock: true, Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:1"}}},
+		volumes: []*pb.Volume{{Name: "db1", Health: pb.Health_HEALTH_DEGRADED, Legs: []*pb.Leg{{DriveId: aDrive, Node: "t1"}},
+			Attachments: []*pb.Attachment{{Node: "h1", State: pb.AttachmentState_ATTACHMENT_STATE_ATTACHED}}}},
+		wrong: []string{"volume db1 is degraded: see it"},
 	}
 	for what, want := range map[string][]string{
 		"drive":   {"is suspect: it says so", "nearly full", "copies of 1 volume", "weft drive evict 4f1c22aa", "weft explain volume db1"},
 		"node":    {"node t1 is online", "version v1", "cannot create of export x: no space", "drive 4f1c22aa (/dev/nvme0n1) is suspect", "weft explain drive 4f1c22aa", "weft explain volume db1"},
+		"stock":   {"node h1 is a host without Weft's agent", "with Linux's own NVMe tools, as host nqn.2014-08.org.nvmexpress:uuid:1", "it has volume db1 (attached)"},
 		"pool":    {"pool fast has 1 drive", "nearly full: 96%", "weft drive add", "weft pool rebalance fast"},
 		"empty":   {"pool empty has 0 drives", "weft drive add"},
 		"cluster": {"2 problems in the cluster", "volume db1 is degraded", "weft explain volume db1", "pool fast is nearly full: 96%", "weft explain pool fast"},
@@ -68,6 +70,7 @@ func TestExplainNamesTheCauseAndTheNextCommand(t *testing.T) {
 		explain := map[string]func() (*pb.Explanation, error){
 			"drive":   func() (*pb.Explanation, error) { return ofDrive(t.Context(), l, aDrive) },
 			"node":    func() (*pb.Explanation, error) { return ofNode(t.Context(), l, "t1") },
+			"stock":   func() (*pb.Explanation, error) { return ofNode(t.Context(), l, "h1") },
 			"pool":    func() (*pb.Explanation, error) { return ofPool(t.Context(), l, "fast") },
 			"empty":   func() (*pb.Explanation, error) { return ofPool(t.Context(), l, "empty") },
 			"cluster": func() (*pb.Explanation, error) { return ofCluster(t.Context(), l, seeVolume) },

@@ -111,7 +111,7 @@ func volumeAlerts() []Alert {
 		{
 			Name: "WeftVolumeIOHeld", Expression: fmt.Sprintf("increase(%s[5m]) > 5", metric.VolumeHeldSeconds), Severity: Warning,
 			Summary:     "I/O of volume {{ $labels.volume }} had to wait",
-			Description: "On the host {{ $labels.instance }} it was held for {{ $value | humanizeDuration }} in the last 5 minutes, because a copy was lost or did not answer.",
+			Description: "On the host {{ $labels.instance }} it was held for {{ $value | humanizeDuration }} in the last 5 minutes, because a copy was lost, did not answer, or has no space.",
 			Explain:     explainVolume, Runbook: "volumes",
 		},
 		{
@@ -163,6 +163,12 @@ func noRoom() string {
 
 func spaceAlerts() []Alert {
 	return []Alert{
+		{
+			Name: "WeftVolumeFull", Expression: worst(metric.VolumeFull) + " > 0", For: time.Minute, Severity: Critical,
+			Summary:     "Writes of the thin volume {{ $labels.volume }} wait for space",
+			Description: "A drive of it is full. Reads go on, and writes to what was written before; no copy is lost. Delete volumes, discard what is not needed, or move the leg.",
+			Explain:     explainVolume, Runbook: "space",
+		},
 		{
 			Name: "WeftDriveNearlyFull", Expression: worstOf(metric.DriveAllocatedBytes+" / "+metric.DriveCapacityBytes) + " > 0.95", For: time.Hour, Severity: Warning,
 			Summary:     "Drive {{ $labels.drive }} of {{ $labels.node }} is nearly full",

@@ -30,8 +30,13 @@ func keyed(t *testing.T) (w *world, hostKey, controllerKey dhchap.Key) {
 // authenticate authenticates the host with the given keys, and returns the outcome.
 func (p *peer) authenticate(h block.Host, hostKey, controllerKey dhchap.Key) error {
 	p.t.Helper()
+	return p.authenticateTo(testNQN, h, hostKey, controllerKey)
+}
+
+func (p *peer) authenticateTo(subsystem block.NQN, h block.Host, hostKey, controllerKey dhchap.Key) error {
+	p.t.Helper()
 	m, err := dhchap.NewHost(dhchap.Config{
-		HostNQN: string(h.NQN), SubsystemNQN: string(testNQN), HostKey: hostKey, ControllerKey: controllerKey,
+		HostNQN: string(h.NQN), SubsystemNQN: string(subsystem), HostKey: hostKey, ControllerKey: controllerKey,
 		Groups: []dhchap.Group{dhchap.FFDHE2048},
 	})
 	if err != nil {

@@ -3,9 +3,6 @@
 package controller
 
 import (
-	"net"
-	"slices"
-	"strings"
 	"sync/atomic"
 
 	"weft.dev/weft/proto/nvmetcp"
@@ -163,59 +160,4 @@ func (a *association) reservationNotice() []byte {
 		a.notifyLocked(eventReservation)
 	}
 	return n.Append(nil)
-}
-
-// discoveryLog lists the subsystems that the host may connect to, through every port.
-func (a *association) discoveryLog(c *conn, retain bool) []byte {
-	t := a.sub.t
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	a.mu.Lock()
-	a.unmaskLocked(eventDiscovery, retain)
-	a.mu.Unlock()
-	log := nvmetcp.DiscoveryLog{Generation: t.generation}
-	for p := range t.ports {
-		for s := range p.linked {
-			if s.admitsLocked(a.host.NQN) {
-				log.Entries = append(log.Entries, p.entry(s, c.sock.LocalAddr()))
-			}
-		}
-	}
-	slices.SortFunc(log.Entries, func(x, y nvmetcp.DiscoveryEntry) int {
-		if x.PortID != y.PortID {
-			return int(x.PortID) - int(y.PortID)
-		}
-		return strings.Compare(string(x.Subsystem), string(y.Subsystem))
-	})
-	return log.Append(nil)
-}
-
-// noFlowControl is the bit of TREQ that allows SQ flow control to be off.
-const noFlowControl = 1 << 2
-
-// entry describes a subsystem behind a port. came is the address that the host has
-// connected to; it is reported if the port listens on all addresses.
-func (p *Port) entry(s *Subsystem, came net.Addr) nvmetcp.DiscoveryEntry {
-	address, service := p.cfg.Address, p.cfg.Service
-	if host, port, err := net.SplitHostPort(p.l.Addr().String()); err == nil {
-		if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-			host, _, _ = net.SplitHostPort(came.String())
-		}
-		address, service = or(address, host), or(service, port)
-	}
-	family := nvmetcp.FamilyIPv4
-	if strings.Contains(address, ":") {
-		family = nvmetcp.FamilyIPv6
-	}
-	return nvmetcp.DiscoveryEntry{
-		Transport: nvmetcp.TransportTCP, Family: family, Type: nvmetcp.SubsystemNVM, Requirements: noFlowControl, PortID: p.cfg.ID,
-		ControllerID: nvmetcp.DynamicController, AdminQueue: uint16(min(p.t.cfg.QueueDepth, 4096)), Service: service, Subsystem: s.cfg.NQN, Address: address,
-	}
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }

@@ -44,6 +44,8 @@ type SubsystemConfig struct {
 	Hosts        []Host // who may connect; empty: nobody
 	AllowAnyHost bool   // any host may connect, without authentication
 
+	Unlisted bool // discovery does not list it: its hosts know of it
+
 	// PerHost is the number of controllers that a host may have, each through another port;
 	// 0: any number. When a host connects a new admin queue, it replaces the host's
 	// controllers of the same port, and the oldest ones beyond the number: they are killed,

@@ -132,6 +132,7 @@ type Target struct {
 	ports      map[*Port]struct{}
 	discovery  *Subsystem // reachable through every port
 	generation uint64     // of the discovery log
+	told       map[block.NQN]told
 	perHost    map[block.NQN]int
 	burials    sync.WaitGroup // dead associations whose commands have not left the Devices yet
 }
@@ -143,8 +144,10 @@ func New(c Config) (*Target, error) {
 		return nil, fmt.Errorf("controller config: %w", err)
 	}
 	t := &Target{
-		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: 1,
+		cfg: c, log: c.Log, memoryLimit: int(c.MemoryPerConnection), generation: uint64(time.Now().Unix()), // so that the next process does not go through the same numbers
+
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
+		told: map[block.NQN]told{},
 	}
 	t.limiter = newConnLimiter(&t.cfg)
 	inCapsules := int(c.Memory / 4)

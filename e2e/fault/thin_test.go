@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/treecheck"
+)
+
+// thin gives a cluster drives of seven extents, and its volume more than twice the size.
+func thin(c *cluster) {
+	c.thin, c.size = true, 4*block.GiB
+	for _, h := range c.targets {
+		if err := os.Truncate(h.platter.file.Name(), 2<<30); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// chunks writes an edition to the beginning of each chunk of a range, and tells how many it has
+// written.
+func (m *mirror) chunks(number uint64, from, to int64, written chan<- int64) {
+	for c := from; c < to; c++ {
+		if err := block.WriteAt(m.users.device("c1").volume, edition(number), c<<20); err != nil {
+			m.t.Errorf("chunk %d: %v", c, err)
+			return
+		}
+		written <- c
+	}
+	close(written)
+}
+
+// stops returns the last chunk that is written before nothing is for some time; ok is false if all
+// are.
+func stops(written <-chan int64, patience time.Duration) (last int64, ok bool) {
+	for {
+		select {
+		case c, more := <-written:
+			if !more {
+				return last, false
+			}
+			last = c
+		case <-time.After(patience):
+			return last, true
+		}
+	}
+}
+
+func (m *mirror) discard(from, to int64) {
+	m.t.Helper()
+	io := &block.IO{Op: block.OpDiscard, Off: from << 20, Len: (to - from) << 20}
+	if err := block.Do(m.users.device("c1").volume, io); err != nil {
+		m.t.Fatalf("discard: %v", err)
+	}
+}
+
+// thinSpace is what trees have on each drive, and the reserve.
+func (m *mirror) thinSpace() (used, granted block.Size) {
+	m.t.Helper()
+	drives, err := m.operator.ListDrives(context.Background(), &pb.ListDrivesRequest{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, d := range drives.GetDrives() {
+		used, granted = max(used, block.Size(d.GetThinUsedBytes())), max(granted, block.Size(d.GetThinBytes()))
+	}
+	return used, granted
+}
+
+// Writers fill a thin volume, without a manager as long as there is a reserve, until the drives are
+// full. They wait; no copy is lost; what is discarded, or freed by another volume, is used.
+func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		if _, err := m.operator.CreateVolume(context.Background(), &pb.CreateVolumeRequest{Name: "plain", SizeBytes: uint64(512 * block.MiB), Copies: 2, Stripes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		m.attachedAndHealthy()
+		time.Sleep(5 * time.Second)
+		m.managers[0].kill()
+		written := make(chan int64, 8)
+		go m.chunks(1, 0, 300, written) // beyond the first extent
+		if last, stopped := stops(written, 10*time.Second); stopped {
+			t.Fatalf("without a manager, writes stop after chunk %d", last)
+		}
+		m.managers[0].start()
+		m.attachedAndHealthy()
+
+		written = make(chan int64, 8)
+		go m.chunks(2, 300, 2000, written)
+		last, stopped := stops(written, 20*time.Second)
+		// Two of seven extents are the other volume's. Of the others a few chunks are for tables.
+		if !stopped || last < 4*255+252-2 || last > 5*255 {
+			t.Fatalf("writes stopped (%v) after chunk %d\n%s", stopped, last, m.explain())
+		}
+		m.did("full after chunk %d", last)
+		for _, l := range m.volume().GetLegs() {
+			if l.GetState() != pb.LegState_LEG_STATE_IN_SYNC || !l.GetFull() {
+				t.Errorf("a leg on %s is %v, full: %v", l.GetNode(), l.GetState(), l.GetFull())
+			}
+		}
+		if text := m.explain(); !strings.Contains(text, "is full") || !strings.Contains(text, "waiting for: space for leg 0.0") {
+			t.Errorf("it is not explained:\n%s", text)
+		}
+		began := time.Now()
+		if err := block.WriteAt(m.users.device("c1").volume, edition(3), 7<<20); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("a write to its own space took %v", took)
+		}
+		m.discard(10, 110) // as a file system does that deletes a file
+		more, stopped := stops(written, 20*time.Second)
+		if !stopped || more < last+99 || more > last+102 {
+			t.Errorf("after 100 chunks were discarded, writes stop (%v) after chunk %d; before it was %d", stopped, more, last)
+		}
+		if _, err := m.operator.DeleteVolume(context.Background(), &pb.DeleteVolumeRequest{Volume: "plain"}); err != nil {
+			t.Fatal(err)
+		}
+		last = more
+		if more, stopped = stops(written, 20*time.Second); !stopped || more < last+2*255-2 {
+			t.Errorf("after two extents were freed, writes stop (%v) after chunk %d; before it was %d", stopped, more, last)
+		}
+		m.discard(200, 1900)
+		if last, stopped = stops(written, 20*time.Second); stopped {
+			t.Errorf("writes stop after chunk %d, and most was discarded", last)
+		}
+		m.discard(200, 2000)
+		m.eventually("the space is given back", func(context.Context) error {
+			if used, granted := m.thinSpace(); used > 2*block.ExtentSize || granted > 4*block.ExtentSize {
+				return fmt.Errorf("trees have %v, granted are %v", used, granted)
+			}
+			return nil
+		})
+		m.attachedAndHealthy()
+		events, err := m.operator.ListEvents(context.Background(), &pb.ListEventsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"volume.full", "volume.room"} {
+			if !slices.ContainsFunc(events.GetEvents(), func(e *pb.Event) bool { return e.GetKind() == kind }) {
+				t.Errorf("no event %s", kind)
+			}
+		}
+		for _, e := range events.GetEvents() {
+			if e.GetKind() == "leg.stale" {
+				t.Errorf("a copy was lost: %s", e.GetText())
+			}
+		}
+		for _, lost := range []*targetHost{nil, m.second} { // from both copies
+			if lost != nil {
+				lost.kill()
+			}
+			for c, number := range map[int64]uint64{0: 1, 5: 1, 7: 3, 10: 0, 109: 0, 110: 1, 199: 1, 200: 0, 1500: 0, 3000: 0} {
+				got, want := make([]byte, unit), edition(number)
+				if number == 0 {
+					want = make([]byte, unit)
+				}
+				if err := block.ReadAt(m.users.device("c1").volume, got, c<<20); err != nil || !bytes.Equal(got, want) {
+					t.Errorf("chunk %d is not edition %d, without %v: %v", c, number, lost, err)
+				}
+			}
+		}
+	})
+}
+
+// A copy that was away is brought up to date, and a new one made, without space for what was never
+// written.
+func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		m.put("c1", 1, 0, 1, 300*256, 301*256)
+		m.second.kill()
+		m.put("c1", 2, 1, 600*256)
+		m.second.start()
+		m.attachedAndHealthy()
+		time.Sleep(10 * time.Second) // reports of space are some seconds old
+		for _, l := range m.volume().GetLegs() {
+			if used := block.Size(l.GetUsedBytes()); used < 3*block.MiB || used > 8*block.MiB {
+				t.Errorf("the leg on %s takes %v; three or four chunks were written", l.GetNode(), used)
+			}
+		}
+		m.holdsWithout(m.first, 2, 1, 600*256)
+		m.holds("c1", 1, 0, 300*256, 301*256)
+	})
+}
+
+// The comparison of thin copies notices a byte that differs, and a record that one copy has lost.
+func TestThinCopiesThatDifferAreNoticed(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		m.put("c1", 1, 0, 300*256)
+		m.flush("c1")
+		m.sameCopies()
+		l := m.leg(m.first)
+		id, err := block.ParseUUID(l.GetId())
+		if err != nil {
+			t.Fatal(err)
+		}
+		drive := m.first.platter.file
+		tree, err := treeOn(drive, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		home := treecheck.FirstExtent + int64(tree.Home)*int64(block.ExtentSize)
+		was := make([]byte, 64)
+		put := func(p []byte, at ...int64) {
+			m.first.platter.set(func() {
+				for _, off := range at {
+					if _, err := drive.WriteAt(p, off); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		// The first chunk that is written is in slot 3, and slot n has its records at n times 64 in both
+		// tables.
+		record := home + 64<<10 + 3*64
+		for what, at := range map[string][]int64{
+			"differs at unit 0":             {home + 3<<20 + 100},
+			"both copies of the record are": {record, record + 448<<10},
+		} {
+			if _, err := drive.ReadAt(was, at[0]); err != nil {
+				t.Fatal(err)
+			}
+			put(bytes.Repeat([]byte{0xa5}, len(was)), at...)
+			if found := m.compareCopies(context.Background()); found == nil || !strings.Contains(found.Error(), what) {
+				t.Errorf("the comparison says %v, want %q", found, what)
+			}
+			put(was, at...)
+		}
+		m.sameCopies()
+	})
+}
+
+// The process of a target that serves a thin leg is replaced by its next one while the leg's tree
+// grows, again and again: no write waits for longer than 0.1 s, no copy falls behind, and both trees
+// have everything. Then the drives are full: a write waits through the handovers of both targets, and
+// goes on when there is space, although one of the next processes has died.
+func TestThinLegsAreHandedOverUnderWrites(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		m.attachedAndHealthy()
+		before := m.revisions()
+		device := m.users.device("c1").volume
+		stop, ended := make(chan struct{}), make(chan int64)
+		var longest time.Duration
+		go func() { // to new places, and to old ones
+			var n int64
+			for ; !closed(stop); n++ {
+				began := time.Now()
+				for _, at := range []int64{n << 20, n/2<<20 + unit} {
+					if err := block.WriteAt(device, edition(uint64(n)+1), at); err != nil {
+						t.Errorf("chunk %d: %v", n, err)
+					}
+				}
+				longest = max(longest, time.Since(began))
+				time.Sleep(5 * time.Millisecond)
+			}
+			ended <- n
+		}()
+		for range 6 {
+			for _, h := range []*targetHost{m.first, m.second} {
+				h.handOver(true)
+				time.Sleep(200 * time.Millisecond)
+			}
+		}
+		close(stop)
+		n := <-ended
+		if n < 256 {
+			t.Errorf("%d chunks were written: no tree had to grow", n)
+		}
+		if longest > 100*time.Millisecond {
+			t.Errorf("the longest of %d writes took %v", 2*n, longest)
+		}
+		if after := m.revisions(); !slices.Equal(after, before) {
+			t.Errorf("the legs were %v, and are %v", before, after)
+		}
+		m.sameCopies()
+
+		written := make(chan int64, 8)
+		go m.chunks(7, n, 2100, written)
+		last, stopped := stops(written, 20*time.Second)
+		if !stopped {
+			t.Fatalf("no drive is full after chunk %d", last)
+		}
+		for _, h := range []*targetHost{m.second, m.first, m.second} {
+			began := time.Now()
+			h.handOver(true)
+			if err := block.ReadAt(device, make([]byte, unit), 0); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > 200*time.Millisecond {
+				t.Errorf("%v hands over a full drive, and a read is answered after %v", h, took)
+			}
+			if more, stopped := stops(written, 10*time.Second); !stopped || more > 0 {
+				t.Errorf("chunk %d was written on a full drive", more)
+			}
+		}
+		m.told("volume.full", 2)
+		m.told("volume.room", 0)
+		if after := m.revisions(); !slices.Equal(after, before) {
+			t.Errorf("the legs were %v, and are %v, with full drives", before, after)
+		}
+		m.second.handOver(false)
+		m.discard(0, 50)
+		if more, _ := stops(written, 20*time.Second); more < last+40 {
+			t.Errorf("after 50 chunks were discarded, writes stop after chunk %d; before it was %d", more, last)
+		}
+		m.attachedAndHealthy()
+		m.sameCopies()
+		m.discard(n+1, n+900)
+		if more, stopped := stops(written, 20*time.Second); stopped {
+			t.Errorf("most is discarded, and writes stop after chunk %d", more)
+		}
+		m.attachedAndHealthy()
+		m.sameCopies()
+		for _, lost := range []*targetHost{m.first, m.second} {
+			m.attachedAndHealthy()
+			lost.kill()
+			for c := int64(50); c < n; c++ {
+				m.holdsAt("c1", uint64(c)+1, c<<20)
+			}
+			lost.start()
+		}
+	})
+}
+
+// holdsAt checks that a unit is of an edition.
+func (m *mirror) holdsAt(client string, number uint64, at int64) {
+	m.t.Helper()
+	got := make([]byte, unit)
+	if err := block.ReadAt(m.users.device(client).volume, got, at); err != nil || !bytes.Equal(got, edition(number)) {
+		m.t.Errorf("at %d is %s, want edition %d: %v", at, numbers(got), number, err)
+	}
+}
+
+// told checks how many events of a kind there are.
+func (m *mirror) told(kind string, want int) {
+	m.t.Helper()
+	events, err := m.operator.ListEvents(context.Background(), &pb.ListEventsRequest{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	n := 0
+	for _, e := range events.GetEvents() {
+		if e.GetKind() == kind {
+			n++
+		}
+	}
+	if n != want {
+		m.t.Errorf("%d events %s, want %d", n, kind, want)
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+)
+
+// A tree gets another extent of the drive's reserve when less than lowSpace is free in it, before its
+// writers have to wait. It gives empty extents back as long as keepFree stays free; the difference
+// keeps an extent from going back and forth.
+const (
+	lowSpace = 64 * block.MiB
+	keepFree = 3 * lowSpace
+	// hungryExtents is how many extents a tree gets at once if its writers wait.
+	hungryExtents = 2
+)
+
+// space orders what the trees of a drive need, and what they can do without. No manager is asked.
+func (p *planner) space(id block.DriveID, d driveSeen) {
+	if p.unusable(d) != "" {
+		return
+	}
+	if granted := p.want.space[id]; !d.label.Granted(granted) {
+		p.order(grantSpace{id, granted})
+	}
+	for _, t := range d.label.Trees {
+		tree, open := d.trees[t.GetTreeId()]
+		switch n := uint64(len(drive.ExtentNumbers(d.label.Reserve))); {
+		case !open || tree.Err != "":
+		case tree.Full && n > 0:
+			p.order(growTree{id, t.GetTreeId(), len(drive.ExtentNumbers(t.GetExtents())) + hungryExtents, hungryExtents})
+		case tree.Free < lowSpace && n > 0:
+			p.order(growTree{id, t.GetTreeId(), len(drive.ExtentNumbers(t.GetExtents())) + 1, 1})
+		case tree.Empty+tree.Pending > 0 && tree.Free+tree.Pending >= keepFree+block.ExtentSize:
+			p.order(shrinkTree{id, t.GetTreeId()})
+		}
+	}
+}
+
+// mappedLeg says why a mapped leg cannot be served, and reports its space.
+func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) string {
+	if !drive.Mapped(w) {
+		return ""
+	}
+	if d.trees == nil {
+		return "it belongs to a thin volume, which only a target with `--datapath user` serves"
+	}
+	if legRecord(d.label, w.id) == nil && d.label.Tree(w.GetTreeId()) == nil && len(d.label.Reserve) == 0 {
+		return fmt.Sprintf("drive %v has no extent left for thin volumes", w.drive)
+	}
+	tree := d.trees[w.GetTreeId()]
+	report.UsedBytes = uint64(tree.Used)
+	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
+	report.Full = tree.Full && len(d.label.Reserve) == 0
+	report.Error = tree.Err // it is opened again
+	return ""
+}

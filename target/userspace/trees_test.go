@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/treecheck"
+)
+
+// plantedDrive is a drive with one leg in a tree of one extent, and two more in its reserve.
+type plantedDrive struct {
+	machine *Machine
+	disk    *Disk
+	path    string
+	table   dm.Table
+	leg     block.Device
+}
+
+func newPlanted(t *testing.T) *plantedDrive {
+	t.Helper()
+	p := &plantedDrive{}
+	_, p.path = newFiles(t)
+	p.start(t)
+	must(t, p.machine.Drives.Format(p.path, cluster, driveA, ""))
+	p.open(t)
+	must(t, p.disk.Update(func(l *drive.Label) error {
+		return errors.Join(l.SetGrant([]*pb.Extent{{Start: 0, Count: 3}}), l.PutLeg(&pb.LegLabel{
+			LegId: leg.String(), TreeId: leg.String(), Image: pb.ImageKind_IMAGE_KIND_MAPPED, Revision: 1, Volume: &pb.VolumeLabel{VolumeId: leg.String()},
+		}))
+	}))
+	must(t, p.disk.Prepare(leg, block.GiB))
+	p.serve(t)
+	return p
+}
+
+// start begins a process.
+func (p *plantedDrive) start(t *testing.T) {
+	t.Helper()
+	var err error
+	p.machine, err = New(Config{Files: []string{p.path}, FilesOnly: true})
+	must(t, err)
+}
+
+func (p *plantedDrive) open(t *testing.T) {
+	t.Helper()
+	var err error
+	p.disk, err = p.machine.Drives.Open(p.path)
+	must(t, err)
+}
+
+func (p *plantedDrive) serve(t *testing.T) {
+	t.Helper()
+	n, err := p.machine.Drives.Number(p.path)
+	must(t, err)
+	p.table = MappedTable(n, leg.String(), leg, block.GiB)
+	p.leg = mapLeg(t, p.machine.Legs, p.table)
+}
+
+// end ends the process in order.
+func (p *plantedDrive) end(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	must(t, errors.Join(p.machine.Close(ctx), p.disk.Close()))
+}
+
+// fill writes to new chunks until the tree has none left, and returns the write that waits.
+func (p *plantedDrive) fill(t *testing.T) <-chan error {
+	t.Helper()
+	chunk := int64(0)
+	for ; p.disk.Trees()[leg.String()].Free > 0; chunk++ {
+		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{1}, 4096), chunk<<20))
+	}
+	waits := make(chan error, 1)
+	go func() { waits <- block.WriteAt(p.leg, bytes.Repeat([]byte{2}, 4096), chunk<<20) }()
+	for !p.disk.Trees()[leg.String()].Full {
+		time.Sleep(time.Millisecond)
+	}
+	return waits
+}
+
+// What was a tree must not pass for one: its extents go to others.
+func TestAFreedTreeLeavesNothing(t *testing.T) {
+	p := newPlanted(t)
+	must(t, errors.Join(block.WriteAt(p.leg, bytes.Repeat([]byte{1}, 4096), 0), p.disk.GrowTree(leg.String(), 1)))
+	trees := func() []treecheck.Tree {
+		t.Helper()
+		f, err := os.Open(p.path)
+		must(t, err)
+		defer f.Close()
+		report, err := treecheck.Check(f, int64(block.GiB), treecheck.FirstExtent)
+		must(t, err)
+		return report.Trees
+	}
+	if all := trees(); len(all) != 1 || all[0].Damaged() || len(all[0].Extents) != 2 {
+		t.Fatalf("the checker finds %+v, want a tree of two extents", all)
+	}
+	if err := p.disk.FreeLeg(leg); err == nil {
+		t.Error("a leg is freed that is in use")
+	}
+	must(t, errors.Join(p.machine.Legs.Do(step(dm.OpRemove, nil)), p.disk.FreeLeg(leg)))
+	if l := p.disk.Label(); len(l.Trees)+len(l.Legs) > 0 || len(drive.ExtentNumbers(l.Reserve)) != 3 {
+		t.Errorf("the label has trees %v, legs %v and the reserve %v; want a reserve of three extents alone", l.Trees, l.Legs, l.Reserve)
+	}
+	if all := trees(); len(all) > 0 {
+		t.Errorf("the checker finds %+v", all)
+	}
+	p.end(t)
+}
+
+// A write that waits for space does not keep the next process waiting, which knows that the tree is full
+// and serves what was written.
+func TestAFullTreeGoesToTheNextProcess(t *testing.T) {
+	p := newPlanted(t)
+	p.machine.Drives.fullFor = time.Hour
+	waits := p.fill(t)
+	p.end(t)
+	if err := <-waits; !errors.Is(err, block.ErrFull) && !errors.Is(err, block.ErrGone) {
+		t.Errorf("the write that waited: %v", err)
+	}
+	p.start(t)
+	p.open(t)
+	p.serve(t)
+	if seen := p.disk.Trees()[leg.String()]; !seen.Full || seen.Free != 0 {
+		t.Errorf("the next process sees %+v, want a full tree", seen)
+	}
+	got := make([]byte, 4096)
+	if err := block.ReadAt(p.leg, got, 0); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{1}, 4096)) {
+		t.Errorf("it reads %x…, %v", got[:4], err)
+	}
+	must(t, p.disk.GrowTree(leg.String(), 1))
+	must(t, block.WriteAt(p.leg, got, 300<<20))
+	if p.disk.Trees()[leg.String()].Full {
+		t.Error("the tree has grown, and is full")
+	}
+	p.end(t)
+}
+
+// The end of a process is bounded, whatever is done to a tree. The drive stays locked until that is done.
+func TestTheEndDoesNotWaitForATree(t *testing.T) {
+	p := newPlanted(t)
+	p.disk.held.trees.turn <- struct{}{}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- p.machine.Close(ctx) }()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("closed while something is done to a tree: %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("it does not end")
+	}
+	must(t, p.disk.Close())
+	next := newDrives(Config{Files: []string{p.path}, FilesOnly: true})
+	if _, err := next.Open(p.path); err == nil {
+		t.Error("the next process opens the drive, and the tree is still in use")
+	}
+	<-p.disk.held.trees.turn
+	for {
+		disk, err := next.Open(p.path)
+		if err == nil {
+			must(t, disk.Close())
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A leg in a tree leaves its drive before it is opened on another one.
+func TestALegInATreeIsOnOneDrive(t *testing.T) {
+	on := &table{below: &mappedLeg{}, number: one}
+	if on.otherDrive(MappedTable(one, "tree", leg, block.GiB)) || !on.otherDrive(MappedTable(two, "tree", leg, block.GiB)) {
+		t.Error("a leg stays on one drive and moves to another: not told apart")
+	}
+}
+
+// Space comes free in small portions, less than the writers need. A write is not held for longer because
+// others were faster.
+func TestAWriteIsNotHeldAgainAndAgain(t *testing.T) {
+	p := newPlanted(t)
+	p.machine.Drives.fullFor = 200 * time.Millisecond
+	<-p.fill(t) // the last write has waited, and its host was told
+	const writers = 60
+	took := make(chan time.Duration, writers)
+	for i := range int64(writers) {
+		go func() {
+			began := time.Now()
+			_ = block.WriteAt(p.leg, bytes.Repeat([]byte{1}, 4096), (600+i)<<20)
+			took <- time.Since(began)
+		}()
+	}
+	for i := range int64(8) {
+		time.Sleep(50 * time.Millisecond)
+		must(t, errors.Join(block.Do(p.leg, &block.IO{Op: block.OpDiscard, Off: i << 20, Len: 1 << 20}), block.Flush(p.leg)))
+	}
+	for range writers {
+		if d := <-took; d > 400*time.Millisecond {
+			t.Errorf("a write was held for %v", d)
+		}
+	}
+}

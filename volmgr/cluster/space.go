@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
+)
+
+// The legs of a thin volume are mapped: each is in a tree on its drive, which takes extents as they
+// are needed. Which extents of a drive trees may have is granted here; which tree gets one is the
+// target's business, so that writers go on while no manager answers:
+//
+//	free ──grant──► Drive.Space: reserve ⇄ trees ──return──► Drive.Returning ──gone from the label──► free
+//
+// An extent is granted, and the record durable, before its target hears of it; and it is free only
+// when its target has acted on the return and its label lists it no more. What a label lists and no
+// record has, as after a restore of an older backup, is taken for granted.
+
+// overcommit is how many times its size a drive may promise to volumes, thin and others.
+const overcommit = 10
+
+// thinLevel is the level from which on there are thin volumes.
+const thinLevel block.Level = 3
+
+// needsLevel refuses what begins with a later level than the cluster's.
+func (t *tx) needsLevel(least block.Level, what string) error {
+	if t.level >= least {
+		return nil
+	}
+	return &Error{Kind: FailedPrecondition, Reason: ReasonOldParts, Text: fmt.Sprintf("%s: the cluster is at level %d, and this begins with level %d", what, t.level, least),
+		Hint: "`weft upgrade status` says what is in the way of `weft upgrade finish`"}
+}
+
+// reserveFor is how many extents a drive with so many trees has for them besides what they hold: a
+// hundredth of its own, at least one and if it is not small four.
+func reserveFor(d *Drive) uint32 { return max(d.Extents/100, min(4, d.Extents/16), 1) }
+
+// legExtents is how many extents of its drive a leg has been promised.
+func (v *Volume) legExtents(l *Leg) uint32 {
+	if l.Kind != image.Mapped {
+		return image.Count(l.Extents)
+	}
+	return uint32(min(v.Layout.LegExtents(v.planned()), 1<<31))
+}
+
+// mapped reports whether the leg takes space only where it was written.
+func (l *Leg) mapped() bool { return l.Kind == image.Mapped }
+
+// tree is the tree of a mapped leg; zero for another leg.
+func (l *Leg) tree() (id block.UUID) {
+	if l.mapped() {
+		id = l.ID.UUID
+	}
+	return id
+}
+
+// spaceTaken is the extents of a drive that are granted to trees, or are being taken back.
+func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }
+
+// promise is a drive as the placement of thin legs sees it: with what it may promise, and what it has
+// promised. A drive without a single extent for another tree has nothing to promise.
+func (s *State) promise(d *Drive) (total, used uint32) {
+	total = uint32(min(uint64(d.Extents)*overcommit, 1<<31))
+	used = s.promised.Get(d.ID)
+	if s.free(d.ID) == 0 && s.reserve(d) == 0 {
+		used = total
+	}
+	return total, used
+}
+
+// reserve is how many extents granted to a drive's trees none of them has, by the newest report.
+func (s *State) reserve(d *Drive) uint32 {
+	r, seen := s.spaceReport(d)
+	if !seen {
+		return 0
+	}
+	return image.Count(d.Space) - min(image.Count(d.Space), image.Count(r.inTrees()))
+}
+
+// spaceReport is what a drive's target last said of it, if that can be trusted.
+func (s *State) spaceReport(d *Drive) (DriveReport, bool) {
+	on := s.targets[d.Node]
+	if on == nil {
+		return DriveReport{}, false
+	}
+	r, seen := on.drives[d.ID]
+	return r, seen && r.Error == "" && (r.Cluster.IsZero() || r.Cluster == s.meta.ClusterID)
+}
+
+func (r *DriveReport) inTrees() (all []image.Extent) {
+	for i := range r.Trees {
+		all = append(all, r.Trees[i].Extents...)
+	}
+	return all
+}
+
+// wantedSpace is the space of the trees on a node's drives.
+func (s *State) wantedSpace(node block.NodeName) (all []WantedSpace) {
+	for _, d := range s.recordedDrives(node) {
+		if len(d.Space) > 0 {
+			all = append(all, WantedSpace{d.ID, d.Space})
+		}
+	}
+	return all
+}
+
+// settleSpace settles the space of the drives that a report is about, and of those with legs of
+// thin volumes that this step has changed.
+func (t *tx) settleSpace() {
+	for id := range t.volumes.upper {
+		for _, v := range []*Volume{t.volumes.upper[id], t.s.volumes.Get(id)} {
+			for i := 0; v != nil && i < len(v.Legs); i++ {
+				if l := &v.Legs[i]; l.mapped() || t.s.mappedOn.Get(l.Drive) > 0 {
+					t.spaces[l.Drive] = true
+				}
+			}
+		}
+	}
+	for _, id := range sorted(t.spaces) {
+		if d := t.drives.peek(id); d != nil {
+			t.settleDriveSpace(d)
+		}
+	}
+}
+
+// settleDriveSpace grants a drive's trees extents, takes back what they do not need, and frees what
+// has come back.
+func (t *tx) settleDriveSpace(d *Drive) {
+	r, seen := t.s.spaceReport(d)
+	if !seen || d.Extents == 0 {
+		return
+	}
+	space, returning := t.adoptSpace(d, &r)
+	legs, trees := t.mappedLegs(d.ID), uint32(len(r.Trees))
+	want := uint32(0)
+	if legs > 0 {
+		want = reserveFor(d) + legs - min(legs, trees)
+	}
+	spare := image.Count(space) - min(image.Count(space), image.Count(r.inTrees()))
+	switch {
+	case spare < want && spare <= want/2:
+		taken := slices.Concat(t.legExtents(d.ID), t.s.strays(d), space, returning)
+		space = image.Union(space, image.First(image.Holes(taken, d.Extents), want-spare, false))
+	case spare > 2*want:
+		back := image.First(image.Minus(space, r.inTrees()), spare-want, true)
+		space, returning = image.Minus(space, back), image.Union(returning, back)
+	}
+	if slices.Equal(space, d.Space) && slices.Equal(returning, d.Returning) {
+		return
+	}
+	if len(image.Minus(returning, d.Returning)) > 0 {
+		t.drives.edit(d.ID).ReturnedAt = t.gen
+	}
+	d = t.drives.edit(d.ID)
+	d.Space, d.Returning = space, returning
+}
+
+// adoptSpace returns the drive's space as its label has it: what a tree holds is granted, whatever
+// the record says, unless another leg has it by its record or on the label; and what has come back is
+// free. A store that was restored may grant what it gave to a leg later.
+func (t *tx) adoptSpace(d *Drive, r *DriveReport) (space, returning []image.Extent) {
+	legs := t.legExtents(d.ID)
+	for i := range r.Legs {
+		legs = append(legs, r.Legs[i].Extents...)
+	}
+	space, returning = image.Minus(d.Space, legs), image.Minus(d.Returning, legs)
+	onLabel := slices.Concat(r.inTrees(), r.Reserve)
+	if more := image.Minus(image.Minus(r.inTrees(), space), legs); len(more) > 0 {
+		space, returning = image.Union(space, more), image.Minus(returning, more)
+	}
+	if more := image.Minus(image.Minus(image.Minus(r.Reserve, space), returning), legs); len(more) > 0 {
+		space = image.Union(space, more)
+	}
+	if on := t.s.targets[d.Node]; len(returning) > 0 && on.status.Generation >= d.ReturnedAt {
+		returning = image.Minus(returning, image.Minus(returning, onLabel))
+	}
+	return space, returning
+}
+
+// mappedLegs counts the mapped legs of a drive after this step.
+func (t *tx) mappedLegs(id block.DriveID) uint32 {
+	n := int(t.s.mappedOn.Get(id))
+	for volume := range t.volumes.upper {
+		n += mappedOn(t.volumes.upper[volume], id) - mappedOn(t.s.volumes.Get(volume), id)
+	}
+	return uint32(max(n, 0))
+}
+
+func mappedOn(v *Volume, id block.DriveID) (n int) {
+	for i := 0; v != nil && i < len(v.Legs); i++ {
+		if l := &v.Legs[i]; l.mapped() && l.Drive == id {
+			n++
+		}
+	}
+	return n
+}
+
+// legExtents is the extents that legs of a drive have after this step.
+func (t *tx) legExtents(id block.DriveID) []image.Extent {
+	var was, is []image.Extent
+	for volume, v := range t.volumes.upper {
+		was = append(was, t.s.volumes.Get(volume).extentsOn(id)...)
+		is = append(is, v.extentsOn(id)...)
+	}
+	return slices.Concat(image.Minus(t.s.extents[id], was), is)
+}
+
+// extentsOn is the extents of a volume's legs on a drive; none of a volume that is not there.
+func (v *Volume) extentsOn(id block.DriveID) (all []image.Extent) {
+	for i := 0; v != nil && i < len(v.Legs); i++ {
+		if v.Legs[i].Drive == id {
+			all = append(all, v.Legs[i].Extents...)
+		}
+	}
+	return all
+}
+
+// mostMapped is the size of the largest leg in a tree.
+const mostMapped = 2 * block.PiB
+
+// mappable refuses a size of a thin volume whose legs no tree can hold.
+func mappable(l block.Layout, size block.Size) error {
+	if l.LegSize(size) > mostMapped {
+		return invalid("size_bytes", "%v: a leg would have %v, and one of a thin volume can have %v at most", size, l.LegSize(size), mostMapped).
+			hint("more --stripes make the legs smaller")
+	}
+	return nil
+}
+
+// thinGrowth refuses to promise legs of a thin volume more than their drives may promise.
+func (s *State) thinGrowth(v *Volume, size block.Size) error {
+	if !v.Thin {
+		return nil
+	}
+	if err := mappable(v.Layout, size); err != nil {
+		return err
+	}
+	next := *v
+	next.ExpandingTo = size
+	more := map[block.DriveID]uint64{}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.member() {
+			more[l.Drive] += uint64(next.legExtents(l) - v.legExtents(l))
+		}
+	}
+	for _, id := range sorted(more) {
+		d := s.drives[id]
+		if d == nil {
+			continue
+		}
+		if total, used := s.promise(d); uint64(used)+more[id] > uint64(total) {
+			return (&Error{
+				Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "size_bytes", Object: v.object(),
+				Text: fmt.Sprintf("%s: %s has promised %s of the %s that it may promise, %d times its size", v.object(), d.object(),
+					(block.Size(used) * block.ExtentSize).Short(), (block.Size(total) * block.ExtentSize).Short(), overcommit),
+			}).hint("add drives, or delete volumes with legs there")
+		}
+	}
+	return nil
+}
+
+// spaceReported takes what a report says of space.
+func (t *tx) spaceReported(r *TargetReport) {
+	for i := range r.Drives {
+		t.spaces[r.Drives[i].Drive] = true
+	}
+	for _, l := range r.Legs {
+		// One that is not ready says nothing: its target has just begun, and does not know.
+		if was := t.s.fullLegs[l.Leg]; was != l.Full && (l.Full || l.Ready) {
+			t.noteSpace(r.Node, l)
+		}
+	}
+}
+
+// noteSpace writes an event when the writes of a thin volume begin to wait for space, and when they
+// go on.
+func (t *tx) noteSpace(node block.NodeName, now LegReport) {
+	if delete(t.s.fullLegs, now.Leg); now.Full {
+		t.s.fullLegs[now.Leg] = true
+	}
+	for id := range t.s.onNode.Get(node).Keys() {
+		v := t.peek(id)
+		if v == nil {
+			continue
+		}
+		l := v.leg(now.Leg)
+		if l == nil {
+			continue
+		}
+		if d := t.drives.peek(l.Drive); now.Full && d != nil {
+			t.volumeEvent(v, event.Trouble, event.VolumeFull, fmt.Sprintf("%v: writes to new places wait: %s is full", l, d.object()), "node", string(node), "leg", l.ID.String())
+		} else {
+			t.volumeEvent(v, event.Info, event.VolumeRoom, fmt.Sprintf("%v has space again", l), "node", string(node), "leg", l.ID.String())
+		}
+		return
+	}
+}
+
+// explainSpace adds what a thin volume takes, and what its writes wait for.
+func (s *State) explainSpace(e *Explanation, v *Volume) {
+	if !v.Thin {
+		return
+	}
+	var used block.Size
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		on, d := s.targets[l.Node], s.drives[l.Drive]
+		if on == nil || d == nil {
+			continue
+		}
+		r := on.legs.Get(l.ID)
+		used += r.Used
+		if !r.Full {
+			if seen := s.driveView(d); d.Full > 0 {
+				e.Facts = append(e.Facts, fmt.Sprintf("%s, with %v, is nearly full: %s of %s are left; when none is, writes to places that were never written wait",
+					d.object(), l, (seen.Capacity-min(seen.Capacity, seen.Allocated)).Short(), seen.Capacity.Short()))
+			}
+			continue
+		}
+		e.Waits = append(e.Waits, fmt.Sprintf("space for %v: writes to places that were never written wait, and nothing is lost; %s is full", l, d.object()))
+		e.Actions = append(e.Actions,
+			fmt.Sprintf("make room on %s: delete volumes that have legs there, or discard what is not needed any more, as with `fstrim`", d.object()),
+			fmt.Sprintf("move the leg: `weft leg move %s %d.%d`", v.Name, l.Column, l.Copy))
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("it is thin: its %s take %s of the %s that they may", plural(len(v.Legs), "leg"), used.Short(), (v.Layout.LegSize(v.Size)*block.Size(len(v.Legs))).Short()))
+}
