@@ -160,7 +160,7 @@ func (a Acks) Add(w *Writer) Acks {
 	return a
 }
 
-// Verify fails the test unless every acknowledged write is on the device. Of more than 64 GiB it reads
+// Verify fails the test unless every acknowledged write is on the device. Of more than 1 GiB it reads
 // only the blocks that were written.
 func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
 	b.T.Helper()
@@ -172,7 +172,7 @@ func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
 	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)
 	defer cancel()
 	argv := []string{"workload", "verify", "-device", device, "-span", fmt.Sprintf("%dMiB", span)}
-	if span > 64<<10 {
+	if span > 1<<10 {
 		argv = append(argv, "-known")
 	}
 	err := client.Do(ctx, vm.Command{
