@@ -164,7 +164,7 @@ func aTargetThatDiesIsSeenInABrowser(t *testing.T, b *chromium) {
 	tab.open(w.url + "/volumes/db1")
 	tab.shown("#legs .pill", "in sync")
 	w.change("node t1 is offline", func() {
-		w.nodes[1].Target.Online = false
+		w.node("t1").Target.Online = false
 		w.manager.figures[pb.FiguresOf_FIGURES_OF_LEGS][0].Nanoseconds = 0
 	})
 	tab.shown("#map", "not reached")
@@ -255,7 +255,7 @@ func eachActionCallsTheManager(t *testing.T, b *chromium) {
 	all()
 	w.change("detached, and t2 is off", func() {
 		w.volume.Attachment = nil
-		w.nodes[2].Target = &pb.AgentStatus{Known: true}
+		w.node("t2").Target = &pb.AgentStatus{Known: true}
 	})
 	w.console.read.forget()
 	all()

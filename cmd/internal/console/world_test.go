@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -126,6 +127,11 @@ func (m *manager) enter(call string) (leave func(), err error) {
 		return nil, status.Error(codes.Unavailable, "no leader")
 	}
 	return m.mu.Unlock, nil
+}
+
+// node is the node of a name.
+func (m *manager) node(name string) *pb.Node {
+	return m.nodes[slices.IndexFunc(m.nodes, func(n *pb.Node) bool { return n.Name == name })]
 }
 
 // change changes the cluster, and makes an event of it.

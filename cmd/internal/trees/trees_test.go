@@ -41,7 +41,7 @@ func treeFile(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := block.WriteAt(l, make([]byte, 3<<20), 0); err != nil {
+	if err := block.WriteAt(l, bytes.Repeat([]byte{1}, 3<<20), 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := tree.Freeze(leg, block.UUID{2}, nil); err != nil {
