@@ -82,7 +82,12 @@ func TestScenarioThin(t *testing.T) {
 		if used := b.Volume("db1").GetUsedBytes(); used > uint64(16*block.MiB) {
 			return fmt.Errorf("%v are used", block.Size(used))
 		}
-		_, err := b.Try("volume", "create", "next", "--size", "256MiB", "--copies", "2", "--wait", "--timeout", "5s")
+		drives, err := b.API.ListDrives(t.Context(), &pb.ListDrivesRequest{})
+		for _, d := range drives.GetDrives() {
+			if used := block.Size(d.GetThinUsedBytes()); used > block.ExtentSize {
+				err = fmt.Errorf("the tree of %s keeps %v", d.GetNode(), used)
+			}
+		}
 		return err
 	})
 }
