@@ -163,10 +163,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	if !o.Keys.IsZero() {
 		var err error
 		options.Host = o.Host
-		if options.HostKey, err = dhchap.NewKey(dhchap.SHA256, o.Keys.Host.Reveal()); err != nil {
-			return err
-		}
-		if options.ControllerKey, err = dhchap.NewKey(dhchap.SHA256, o.Keys.Controller.Reveal()); err != nil {
+		if options.HostKey, options.ControllerKey, err = dhchap.NewKeys(o.Keys.Host.Reveal(), o.Keys.Controller.Reveal()); err != nil {
 			return err
 		}
 	}

@@ -168,7 +168,7 @@ type Agent struct {
 	estate  Estate            // of the previous process, and then for the next one
 	settled chan struct{}     // closed once the exports of the previous process are there again
 	letIn   func()            // lets hosts in then; nil: there is nothing to do
-	asked   discovery.Sockets // at which the previous process answered discovery
+	asked   userspace.Sockets // at which the previous process answered discovery
 }
 
 // kernel is everything that the agent touches; tests have their own.

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/discovery"
+	"weft.dev/weft/target/userspace"
 )
 
 // A process of the agent can hand over to its next one, which may be of another version. Hosts keep
@@ -60,11 +61,8 @@ const (
 // Estate is what an agent leaves to the next process of its node. It has keys of exports.
 type Estate struct {
 	told      *pb.TargetHandover
-	listeners sockets
+	listeners userspace.Sockets
 }
-
-// sockets are listening sockets by where they listen.
-type sockets = map[block.Portal]net.Listener
 
 // handsOver reports whether a context has ended because the next process takes over.
 func handsOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrHandOver) }
@@ -84,7 +82,7 @@ func (a *Agent) leave(drives *openDrives, found *discovery.Controller) {
 		}
 	}
 	if e.listeners == nil {
-		e.listeners = sockets{}
+		e.listeners = userspace.Sockets{}
 	}
 	maps.Copy(e.listeners, found.Leave())
 	a.mu.Lock()
@@ -113,16 +111,11 @@ func (a *Agent) Estate() Estate {
 // Inherit takes over what the previous process has left, before Run.
 func (a *Agent) Inherit(e Estate) error {
 	a.asked, e.listeners = a.config.discovery(nil, nil).Split(e.listeners)
-	if a.kernel.adopt == nil { // nobody would accept there
-		for _, l := range e.listeners {
-			l.Close() //nolint:errcheck // nothing was accepted on it
-		}
+	if a.kernel.adopt == nil {
+		_ = e.Close() // nobody would accept there, and nothing was accepted
 		e.listeners = nil
-	}
-	if a.kernel.adopt != nil {
-		if err := a.kernel.adopt(e); err != nil {
-			return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
-		}
+	} else if err := a.kernel.adopt(e); err != nil {
+		return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
 	}
 	a.estate, a.wanted, a.letIn = e, e.told.GetWanted(), a.kernel.settle
 	a.settled = make(chan struct{})
@@ -133,12 +126,12 @@ func (a *Agent) Inherit(e Estate) error {
 }
 
 // discovery is where the agent answers discovery.
-func (c Config) discovery(inherited sockets, log *slog.Logger) discovery.Config {
+func (c Config) discovery(inherited userspace.Sockets, log *slog.Logger) discovery.Config {
 	return discovery.Config{Port: c.Discovery, Portals: c.Portals, Listen: c.Listen, Inherited: inherited, Log: log}
 }
 
 // takeDiscovery returns the sockets at which the previous process answered discovery, once.
-func (a *Agent) takeDiscovery() sockets {
+func (a *Agent) takeDiscovery() userspace.Sockets {
 	defer func() { a.asked = nil }()
 	return a.asked
 }
@@ -254,7 +247,7 @@ func CloseAll(files []*os.File) {
 // Unpack is the inverse of Pack. It closes the sockets that it is given.
 func Unpack(message []byte, sockets []*os.File) (e Estate, retErr error) {
 	defer CloseAll(sockets)
-	e = Estate{told: &pb.TargetHandover{}, listeners: map[block.Portal]net.Listener{}}
+	e = Estate{told: &pb.TargetHandover{}, listeners: userspace.Sockets{}}
 	defer func() {
 		if retErr != nil {
 			retErr = errors.Join(retErr, e.Close())

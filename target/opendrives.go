@@ -425,15 +425,14 @@ func (o *openDrives) list() (devices []*pb.Device, drives map[block.DriveID]driv
 			err = d.broken
 		}
 		label := d.disk.Label()
-		drives[id] = driveSeen{
+		seen := driveSeen{
 			device: d.device, number: d.number, label: label, err: err,
 			sequence: d.sequence, incarnation: max(label.Incarnation, incarnation(d.disk, label)),
 		}
 		if p, ok := d.disk.(planted); ok {
-			seen := drives[id]
 			seen.trees = p.Trees()
-			drives[id] = seen
 		}
+		drives[id] = seen
 	}
 	return o.unopened(), drives, o.scanned
 }

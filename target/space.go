@@ -30,12 +30,13 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 	}
 	for _, t := range d.label.Trees {
 		tree, open := d.trees[t.GetTreeId()]
-		switch n := uint64(len(drive.ExtentNumbers(d.label.Reserve))); {
+		has, reserve := int(drive.CountExtents(t.GetExtents())), len(d.label.Reserve) > 0
+		switch {
 		case !open || tree.Err != "":
-		case tree.Full && n > 0:
-			p.order(growTree{id, t.GetTreeId(), len(drive.ExtentNumbers(t.GetExtents())) + hungryExtents, hungryExtents})
-		case tree.Free < lowSpace && n > 0:
-			p.order(growTree{id, t.GetTreeId(), len(drive.ExtentNumbers(t.GetExtents())) + 1, 1})
+		case tree.Full && reserve:
+			p.order(growTree{id, t.GetTreeId(), has + hungryExtents, hungryExtents})
+		case tree.Free < lowSpace && reserve:
+			p.order(growTree{id, t.GetTreeId(), has + 1, 1})
 		case tree.Empty+tree.Pending > 0 && tree.Free+tree.Pending >= keepFree+block.ExtentSize:
 			p.order(shrinkTree{id, t.GetTreeId()})
 		}

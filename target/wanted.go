@@ -9,7 +9,6 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
-	"weft.dev/weft/target/userspace"
 )
 
 // wanted is a pb.TargetWanted with its identifiers checked. Without a cluster it demands nothing,
@@ -139,8 +138,8 @@ func checkMapped(m *pb.WantedLeg, size block.Size) error {
 	if _, err := block.ParseUUID(m.GetTreeId()); err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	if size == 0 || size%block.MiB != 0 || size > userspace.MaxMapped {
-		return fmt.Errorf("size %v: must be a multiple of 1MiB, at most %v", size, userspace.MaxMapped)
+	if size == 0 || size%block.MiB != 0 || size > block.MaxMapped {
+		return fmt.Errorf("size %v: must be a multiple of 1MiB, at most %v", size, block.MaxMapped)
 	}
 	return nil
 }

@@ -385,18 +385,10 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
-		TreeId: treeText(l.Tree),
+		TreeId: id(l.Tree),
 		LegId:  l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
 	}
-}
-
-// treeText is empty for a leg that is in no tree.
-func treeText(tree block.UUID) string {
-	if tree.IsZero() {
-		return ""
-	}
-	return tree.String()
 }
 
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {

@@ -64,7 +64,8 @@ func (m *mirror) discard(from, to int64) {
 	}
 }
 
-// thinSpace is what trees have on each drive, and the reserve.
+// thinSpace returns how much the trees of a drive hold, and how much they may hold, each of the drive
+// where that is most.
 func (m *mirror) thinSpace() (used, granted block.Size) {
 	m.t.Helper()
 	drives, err := m.operator.ListDrives(context.Background(), &pb.ListDrivesRequest{})
@@ -77,8 +78,9 @@ func (m *mirror) thinSpace() (used, granted block.Size) {
 	return used, granted
 }
 
-// Writers fill a thin volume, without a manager as long as there is a reserve, until the drives are
-// full. They wait; no copy is lost; what is discarded, or freed by another volume, is used.
+// Writers fill a thin volume until the drives are full. As long as there is a reserve, they need no
+// manager for that. When the drives are full the writers wait, and no copy is lost. They go on with the
+// space that a discard or another volume leaves.
 func TestAFullDriveHoldsWritersAndNothingElse(t *testing.T) {
 	mirrored(t, thin, func(m *mirror) {
 		if _, err := m.operator.CreateVolume(context.Background(), &pb.CreateVolumeRequest{Name: "plain", SizeBytes: uint64(512 * block.MiB), Copies: 2, Stripes: 1}); err != nil {

@@ -68,8 +68,8 @@ func (d speaker) names(t *testing.T, h block.Host) string {
 	return strings.Join(names, " ")
 }
 
-// discoverySpeaksForOthers is what a host without Weft's agent does: it finds its volumes at a port
-// that serves none itself.
+// discoverySpeaksForOthers tests nvme-cli on a host without Weft's agent. The host finds its volumes at a
+// port that serves none itself.
 func discoverySpeaksForOthers(t *testing.T, l *lab) {
 	d := newSpeaker(t)
 	one := l.target.serve(t, spec{namespaces: map[uint32]int64{1: mib}, allow: &access{host: testHost}})

@@ -265,10 +265,7 @@ func (p *Pool) dial(ctx context.Context, w Where) (*host.Controller, error) {
 	}
 	if !w.Keys.IsZero() {
 		var err error
-		if config.HostKey, err = dhchap.NewKey(dhchap.SHA256, w.Keys.Host.Reveal()); err != nil {
-			return nil, err
-		}
-		if config.ControllerKey, err = dhchap.NewKey(dhchap.SHA256, w.Keys.Controller.Reveal()); err != nil {
+		if config.HostKey, config.ControllerKey, err = dhchap.NewKeys(w.Keys.Host.Reveal(), w.Keys.Controller.Reveal()); err != nil {
 			return nil, err
 		}
 	}

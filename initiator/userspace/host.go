@@ -60,11 +60,7 @@ func proofs(k block.Keys) (hostKey, controllerKey dhchap.Key, err error) {
 	if k.IsZero() {
 		return hostKey, controllerKey, nil
 	}
-	if hostKey, err = dhchap.NewKey(dhchap.SHA256, k.Host.Reveal()); err != nil {
-		return hostKey, controllerKey, err
-	}
-	controllerKey, err = dhchap.NewKey(dhchap.SHA256, k.Controller.Reveal())
-	return hostKey, controllerKey, err
+	return dhchap.NewKeys(k.Host.Reveal(), k.Controller.Reveal())
 }
 
 type hostConnection struct {

@@ -90,6 +90,9 @@ func (l Layout) LegSize(volume Size) Size {
 	return ((volume + shares - 1) / shares).RoundUp(unit)
 }
 
+// MaxMapped is the size of the largest leg that is found through a map: 2^31 chunks of 1 MiB.
+const MaxMapped = 2 * PiB
+
 // LegExtents is the number of extents of each leg.
 func (l Layout) LegExtents(volume Size) int {
 	data := l.ExtentData()

@@ -25,8 +25,8 @@ const (
 	recordLabel = 12 // without its text
 )
 
-// MappedText is what the record of a mapped leg takes more: the id of its tree, and in the tree's own
-// record everything but its runs of extents.
+// MappedText is how many bytes more the record of a mapped leg takes: those of its tree's id, and those
+// of the tree's own record without its runs of extents.
 const MappedText = 128
 
 // Size is the most that the record can take of LabelRoom.

@@ -3947,7 +3947,7 @@ type WantedAttachment struct {
 	SinceEpoch            uint64 `protobuf:"varint,16,opt,name=since_epoch,json=sinceEpoch,proto3" json:"since_epoch,omitempty"`
 	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
-	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped: what is all zeroes is copied to them as zeroes, which take no space
+	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped; a host copies zeroes to them as zeroes, so that they take no space
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }

@@ -3690,7 +3690,7 @@ type GetCapacityRequest struct {
 	Spread        string                 `protobuf:"bytes,4,opt,name=spread,proto3" json:"spread,omitempty"`
 	Topology      []*Segment             `protobuf:"bytes,5,rep,name=topology,proto3" json:"topology,omitempty"`
 	Integrity     bool                   `protobuf:"varint,6,opt,name=integrity,proto3" json:"integrity,omitempty"`
-	Thin          bool                   `protobuf:"varint,7,opt,name=thin,proto3" json:"thin,omitempty"` // the answer is what drives may still promise, which is more than they have
+	Thin          bool                   `protobuf:"varint,7,opt,name=thin,proto3" json:"thin,omitempty"` // of thin volumes: drives may promise more space than they have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -38,15 +38,12 @@ import (
 // Port is the TCP port that IANA has assigned to discovery controllers.
 const Port = 8009
 
-// Sockets are listening sockets by where they listen.
-type Sockets = map[block.Portal]net.Listener
-
 // Config is where a controller listens.
 type Config struct {
 	Port      uint16                                   // 0: nowhere
 	Portals   []block.Portal                           // of the target: it listens at their addresses
 	Listen    func(block.Portal) (net.Listener, error) // nil: as usual
-	Inherited Sockets                                  // of the previous process
+	Inherited userspace.Sockets                        // of the previous process
 	Log       *slog.Logger
 }
 
@@ -55,9 +52,9 @@ type Controller struct {
 	c  Config
 	at []string // addresses
 
-	inherited Sockets            // of the previous process, until it is told something
+	inherited userspace.Sockets  // of the previous process, until it is told something
 	target    *controller.Target // nil until the manager has said something
-	open      Sockets
+	open      userspace.Sockets
 	failed    map[block.Portal]error // why it does not listen
 	told      *pb.TargetWanted
 }
@@ -76,12 +73,10 @@ const closeFor = 5 * time.Second
 
 // New returns a controller that does not listen yet. It takes the sockets of the previous process over.
 func New(c Config) *Controller {
-	d := &Controller{c: c, at: c.addresses(), inherited: Sockets{}, open: Sockets{}, failed: map[block.Portal]error{}}
+	d := &Controller{c: c, at: c.addresses(), inherited: userspace.Sockets{}, open: userspace.Sockets{}, failed: map[block.Portal]error{}}
 	maps.Copy(d.inherited, c.Inherited)
 	if d.c.Listen == nil {
-		d.c.Listen = func(p block.Portal) (net.Listener, error) {
-			return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
-		}
+		d.c.Listen = userspace.Listen
 	}
 	return d
 }
@@ -106,8 +101,8 @@ func portal(address string, port uint16) block.Portal {
 }
 
 // Split separates the sockets of discovery from others that a process has left.
-func (c Config) Split(all Sockets) (found, others Sockets) {
-	found, others = Sockets{}, maps.Clone(all)
+func (c Config) Split(all userspace.Sockets) (found, others userspace.Sockets) {
+	found, others = userspace.Sockets{}, maps.Clone(all)
 	for _, address := range c.addresses() {
 		p := portal(address, c.Port)
 		if l, ok := all[p]; ok {
@@ -193,9 +188,9 @@ func (d *Controller) Problems() (all []Problem) {
 }
 
 // Leave returns the sockets that the next process takes over. It accepts no more connections.
-func (d *Controller) Leave() Sockets {
+func (d *Controller) Leave() userspace.Sockets {
 	kept := d.inherited
-	d.inherited = Sockets{}
+	d.inherited = userspace.Sockets{}
 	for p, l := range d.open {
 		twin, err := userspace.Duplicate(l)
 		if err != nil {
@@ -285,9 +280,5 @@ func keys(m *pb.ExportKeys) (host, ctrl dhchap.Key, err error) {
 	if err != nil || k.IsZero() {
 		return host, ctrl, err
 	}
-	if host, err = dhchap.NewKey(dhchap.SHA256, k.Host.Reveal()); err != nil {
-		return host, ctrl, err
-	}
-	ctrl, err = dhchap.NewKey(dhchap.SHA256, k.Controller.Reveal())
-	return host, ctrl, err
+	return dhchap.NewKeys(k.Host.Reveal(), k.Controller.Reveal())
 }

@@ -228,7 +228,7 @@ func (d *Drive) ZeroLeg(ctx context.Context, id block.LegID, progress func(done 
 	if err := d.zero(ctx, leg, progress); err != nil {
 		return fmt.Errorf("zero leg %v of drive %v: %w", id, d.ID(), err)
 	}
-	done := countExtents(leg.Extents) // the leg may have grown further meanwhile
+	done := CountExtents(leg.Extents) // the leg may have grown further meanwhile
 	return d.Update(func(l *Label) error { setZeroed(l.Leg(id), done); return nil })
 }
 

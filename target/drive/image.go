@@ -48,7 +48,7 @@ func (i Image) Room() block.Size { return block.Size(i.count()) * i.extentData()
 
 func (i Image) extentData() block.Size { return block.Layout{Integrity: i.Checked()}.ExtentData() }
 
-func (i Image) count() uint64 { return countExtents(i.extents) }
+func (i Image) count() uint64 { return CountExtents(i.extents) }
 
 // Extends reports whether the image equals old or is old after growth: it has the same kind and
 // begins with the same extents in the same order, however they are split into runs.

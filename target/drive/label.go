@@ -98,7 +98,8 @@ func checkSuccessor(old, next *pb.LegLabel) error {
 	return checkNotOlder(old.Volume, next.Volume)
 }
 
-func countExtents(extents []*pb.Extent) (n uint64) {
+// CountExtents is how many extents runs have.
+func CountExtents(extents []*pb.Extent) (n uint64) {
 	for _, e := range extents {
 		n += uint64(e.GetCount())
 	}
@@ -117,7 +118,7 @@ func Whole(leg *pb.LegLabel) bool {
 	if Mapped(leg) {
 		return leg.GetZeroed()
 	}
-	return zeroedExtents(leg) == countExtents(leg.GetExtents())
+	return zeroedExtents(leg) == CountExtents(leg.GetExtents())
 }
 
 func zeroedExtents(leg *pb.LegLabel) uint64 {
@@ -127,13 +128,13 @@ func zeroedExtents(leg *pb.LegLabel) uint64 {
 	case leg.GetZeroedExtents() != 0:
 		return uint64(leg.GetZeroedExtents())
 	}
-	return countExtents(leg.GetExtents())
+	return CountExtents(leg.GetExtents())
 }
 
 // setZeroed records that the first n extents of a leg are zeroed.
 func setZeroed(leg *pb.LegLabel, n uint64) {
 	leg.Zeroed, leg.ZeroedExtents = true, uint32(n)
-	if !Mapped(leg) && n == countExtents(leg.Extents) {
+	if !Mapped(leg) && n == CountExtents(leg.Extents) {
 		leg.ZeroedExtents = 0
 	}
 }
@@ -237,8 +238,8 @@ func checkRecord(leg *pb.LegLabel) error {
 	if len(leg.GetExtents()) == 0 {
 		return errors.New("no extents")
 	}
-	if n := zeroedExtents(leg); n > countExtents(leg.Extents) {
-		return fmt.Errorf("%d extents zeroed, it has %d", n, countExtents(leg.Extents))
+	if n := zeroedExtents(leg); n > CountExtents(leg.Extents) {
+		return fmt.Errorf("%d extents zeroed, it has %d", n, CountExtents(leg.Extents))
 	}
 	return nil
 }

@@ -144,6 +144,20 @@ func (l *Label) uproot() {
 // restored may grant what it has forgotten to have given away. Trees keep what they have, granted or
 // not.
 func (l *Label) SetGrant(granted []*pb.Extent) error {
+	l.Reserve = l.ungiven(granted)
+	return l.settle()
+}
+
+// Granted reports whether the reserve is what SetGrant would make it.
+func (l *Label) Granted(granted []*pb.Extent) bool {
+	return slices.EqualFunc(l.ungiven(granted), l.Reserve, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
+}
+
+// ungiven are the extents of a grant that neither a tree nor a leg has.
+func (l *Label) ungiven(granted []*pb.Extent) []*pb.Extent {
+	if len(granted) == 0 {
+		return nil
+	}
 	taken := map[uint32]bool{}
 	for _, t := range l.Trees {
 		for _, e := range ExtentNumbers(t.GetExtents()) {
@@ -155,15 +169,9 @@ func (l *Label) SetGrant(granted []*pb.Extent) error {
 			taken[e] = true
 		}
 	}
-	l.Reserve = nil
-	l.reserve(slices.DeleteFunc(ExtentNumbers(granted), func(e uint32) bool { return taken[e] })...)
-	return l.settle()
-}
-
-// Granted reports whether the reserve is what SetGrant would make it.
-func (l *Label) Granted(granted []*pb.Extent) bool {
-	next := l.clone()
-	return next.SetGrant(granted) == nil && slices.EqualFunc(next.Reserve, l.Reserve, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
+	rest := slices.DeleteFunc(ExtentNumbers(granted), func(e uint32) bool { return taken[e] })
+	slices.Sort(rest)
+	return runsOf(rest)
 }
 
 // Prepared records that a mapped leg is in its tree, which is formatted, with this size.

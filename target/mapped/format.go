@@ -334,4 +334,4 @@ func (s *super) addLayer(p []byte) ([]byte, error) {
 }
 
 // MaxSize is the size of the largest layer: 2^31 chunks.
-const MaxSize = block.Size(ChunkSize) << 31
+const MaxSize = block.MaxMapped

@@ -72,11 +72,7 @@ type Keys struct {
 
 // KeysOf returns the keys of an export in the form that the kernel reads.
 func KeysOf(k block.Keys) (Keys, error) {
-	host, err := dhchap.NewKey(dhchap.SHA256, k.Host.Reveal())
-	if err != nil {
-		return Keys{}, err
-	}
-	controller, err := dhchap.NewKey(dhchap.SHA256, k.Controller.Reveal())
+	host, controller, err := dhchap.NewKeys(k.Host.Reveal(), k.Controller.Reveal())
 	if err != nil {
 		return Keys{}, err
 	}

@@ -42,7 +42,7 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 		return nil, err
 	}
 	if listen == nil {
-		listen = listenTCP
+		listen = Listen
 	}
 	s := &server{
 		target: target, listen: listen, device: device,
@@ -96,7 +96,8 @@ func (e *Exports) Close(ctx context.Context) error {
 	return e.target.Close(ctx)
 }
 
-func listenTCP(p block.Portal) (net.Listener, error) {
+// Listen listens at a portal of TCP.
+func Listen(p block.Portal) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
 }
 

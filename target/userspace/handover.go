@@ -24,13 +24,16 @@ import (
 //	                                              makes its exports
 //	                                              Settle: accepts connections
 
+// Sockets are listening sockets by where they listen.
+type Sockets = map[block.Portal]net.Listener
+
 // Keep stops accepting connections, and returns the sockets of the open portals. They go on listening
 // when the exports end, until they are closed.
-func (e *Exports) Keep() (map[block.Portal]net.Listener, error) {
+func (e *Exports) Keep() (Sockets, error) {
 	s := e.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	kept := map[block.Portal]net.Listener{}
+	kept := Sockets{}
 	var errs []error
 	for _, open := range s.ports {
 		l, err := Duplicate(open.listener)
@@ -69,7 +72,7 @@ func Duplicate(l net.Listener) (net.Listener, error) {
 
 // Adopt takes the sockets that the previous process has kept. Exports at these portals use them, and
 // accept connections once Settle is called: a host that finds its export missing may give up.
-func (e *Exports) Adopt(kept map[block.Portal]net.Listener) {
+func (e *Exports) Adopt(kept Sockets) {
 	s := e.server
 	s.mu.Lock()
 	defer s.mu.Unlock()

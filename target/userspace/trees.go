@@ -19,9 +19,6 @@ import (
 	"weft.dev/weft/target/mapped"
 )
 
-// MaxMapped is the size of the largest leg in a tree.
-const MaxMapped block.Size = mapped.MaxSize
-
 // mappedRow names the target of a table that is a leg in a tree: "mapped" and the drive's number, the
 // tree and the leg.
 const mappedRow = "mapped"

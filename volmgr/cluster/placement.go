@@ -141,16 +141,11 @@ func (in CreateVolume) legs(places []placement.Place) (legs []Leg) {
 	for _, at := range places {
 		legs = append(legs, Leg{
 			ID: block.LegID{UUID: in.Seed.id(uint32(len(legs) + 1))}, Column: at.Column, Copy: at.Copy,
-			Drive: at.Drive.ID, Node: at.Drive.Node, Image: in.image(at.Extents), State: LegCreating, Revision: 1,
+			Drive: at.Drive.ID, Node: at.Drive.Node, Image: newImage(in.Thin, in.layout(1), at.Extents), State: LegCreating, Revision: 1,
 		})
 	}
 	setPlaces(legs)
 	return legs
-}
-
-// image is the image of a leg that was given these extents.
-func (in CreateVolume) image(extents []image.Extent) image.Image {
-	return newImage(in.Thin, in.layout(1), extents)
 }
 
 // newImage is the image of a leg of a layout that was given these extents; a thin one has none.
@@ -243,6 +238,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 		domain  string
 		allowed bool
 		behind  float64
+		cannot  string // serve it
 	}
 	places := map[block.NodeName]place{}
 	for _, id := range s.sortedDrives() {
@@ -250,7 +246,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 		at, ok := places[d.Node]
 		if !ok {
 			n := s.nodes[d.Node]
-			at = place{n, s.targetOnline(n.Name), n.label(in.Spread), in.allows(n), in.behind(n)}
+			at = place{n, s.targetOnline(n.Name), n.label(in.Spread), in.allows(n), in.behind(n), s.cannotServe(in.Thin, in.layout(1), n.Name)}
 			places[d.Node] = at
 		}
 		var why string
@@ -263,8 +259,8 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 			why = "its target is offline"
 		case s.stops(d.Node):
 			why = "its target is stopping"
-		case s.cannotServe(in.Thin, in.layout(1), d.Node) != "":
-			why = s.cannotServe(in.Thin, in.layout(1), d.Node)
+		case at.cannot != "":
+			why = at.cannot
 		case d.State != DriveReady:
 			why = fmt.Sprintf("%s%s", strings.ToLower(string(d.State)), because(d.Reason))
 		case d.Suspect() != "":

@@ -42,7 +42,7 @@ func reserveFor(d *Drive) uint32 { return max(d.Extents/100, min(4, d.Extents/16
 
 // legExtents is how many extents of its drive a leg has been promised.
 func (v *Volume) legExtents(l *Leg) uint32 {
-	if l.Kind != image.Mapped {
+	if !l.mapped() {
 		return image.Count(l.Extents)
 	}
 	return uint32(min(v.Layout.LegExtents(v.planned()), 1<<31))
@@ -135,8 +135,11 @@ func (t *tx) settleDriveSpace(d *Drive) {
 	if !seen || d.Extents == 0 {
 		return
 	}
-	space, returning := t.adoptSpace(d, &r)
 	legs, trees := t.mappedLegs(d.ID), uint32(len(r.Trees))
+	if legs == 0 && len(d.Space)+len(d.Returning)+len(r.Trees)+len(r.Reserve) == 0 {
+		return // most drives have nothing of thin volumes
+	}
+	space, returning := t.adoptSpace(d, &r)
 	want := uint32(0)
 	if legs > 0 {
 		want = reserveFor(d) + legs - min(legs, trees)
@@ -220,13 +223,10 @@ func (v *Volume) extentsOn(id block.DriveID) (all []image.Extent) {
 	return all
 }
 
-// mostMapped is the size of the largest leg in a tree.
-const mostMapped = 2 * block.PiB
-
 // mappable refuses a size of a thin volume whose legs no tree can hold.
 func mappable(l block.Layout, size block.Size) error {
-	if l.LegSize(size) > mostMapped {
-		return invalid("size_bytes", "%v: a leg would have %v, and one of a thin volume can have %v at most", size, l.LegSize(size), mostMapped).
+	if l.LegSize(size) > block.MaxMapped {
+		return invalid("size_bytes", "%v: a leg would have %v, and one of a thin volume can have %v at most", size, l.LegSize(size), block.MaxMapped).
 			hint("more --stripes make the legs smaller")
 	}
 	return nil

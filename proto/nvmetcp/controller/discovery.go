@@ -24,7 +24,7 @@ type DiscoveredHost struct {
 	Version string
 }
 
-// told is what discovery tells one host beside the subsystems of this target.
+// told is the part of the discovery log that one host has from Discover.
 type told struct {
 	entries    []nvmetcp.DiscoveryEntry
 	version    string

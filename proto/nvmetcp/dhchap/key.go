@@ -64,6 +64,15 @@ func NewKey(hash Hash, secret []byte) (Key, error) {
 	return Key{hash: hash, secret: string(secret)}, nil
 }
 
+// NewKeys makes the keys of a host and of its controller, bound by SHA-256.
+func NewKeys(host, controller []byte) (hostKey, controllerKey Key, err error) {
+	if hostKey, err = NewKey(SHA256, host); err != nil {
+		return hostKey, controllerKey, err
+	}
+	controllerKey, err = NewKey(SHA256, controller)
+	return hostKey, controllerKey, err
+}
+
 // Generate makes a key of random bytes: as many as the hash's digest, or 32 for hash 0 (a
 // key used unchanged). A nil random means the system's.
 func Generate(hash Hash, random io.Reader) (Key, error) {
