@@ -192,13 +192,12 @@ func (d *Controller) Leave() userspace.Sockets {
 	kept := d.inherited
 	d.inherited = userspace.Sockets{}
 	for p, l := range d.open {
-		twin, err := userspace.Duplicate(l)
+		next, err := userspace.Detach(l)
 		if err != nil {
 			d.c.Log.Warn("discovery does not stay open for the next process: hosts may be refused meanwhile", "address", p.Address, "port", p.Port, "err", err)
 			continue
 		}
-		kept[p] = twin
-		l.Close() //nolint:errcheck // its twin listens
+		kept[p] = next
 	}
 	return kept
 }

@@ -36,14 +36,13 @@ func (e *Exports) Keep() (Sockets, error) {
 	kept := Sockets{}
 	var errs []error
 	for _, open := range s.ports {
-		l, err := Duplicate(open.listener)
+		// Before the controllers end: a host that connects again would be accepted, and lost once more.
+		l, err := Detach(open.listener)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("keep portal %s open: %w", open.portal, err))
 			continue
 		}
 		kept[open.portal] = l
-		// Before the controllers end: a host that connects again would be accepted, and lost once more.
-		errs = append(errs, open.listener.Close())
 	}
 	for portal, l := range s.inherited { // of exports that have not been made again yet
 		kept[portal] = l.Listener
@@ -52,22 +51,38 @@ func (e *Exports) Keep() (Sockets, error) {
 	return kept, errors.Join(errs...)
 }
 
-// Duplicate returns a listener on the same socket, which goes on when l is closed.
-func Duplicate(l net.Listener) (net.Listener, error) {
+// Detach closes l, and returns a listener on the same socket, which has been listening all the time.
+func Detach(l net.Listener) (net.Listener, error) {
 	switch l := l.(type) {
 	case *inherited:
-		return Duplicate(l.Listener)
+		l.once.Do(func() { close(l.closed) })
+		return Detach(l.Listener)
 	case *net.TCPListener:
 		f, err := l.File()
 		if err != nil {
 			return nil, err
 		}
 		defer f.Close()
+		// Before net.FileListener, which makes the socket blocking for a moment: who accepts on it in
+		// that moment waits for the next connection, and Close waits for them.
+		if err := l.Close(); err != nil {
+			return nil, err
+		}
 		return net.FileListener(f)
-	case interface{ Duplicate() (net.Listener, error) }: // of a test's network
-		return l.Duplicate()
+	case duplicable:
+		next, err := l.Duplicate()
+		if err != nil {
+			return nil, err
+		}
+		return next, l.Close()
 	}
 	return nil, fmt.Errorf("%T: %w", l, errors.ErrUnsupported)
+}
+
+// duplicable is a listener of a test's network.
+type duplicable interface {
+	net.Listener
+	Duplicate() (net.Listener, error)
 }
 
 // Adopt takes the sockets that the previous process has kept. Exports at these portals use them, and

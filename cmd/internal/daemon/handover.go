@@ -147,9 +147,9 @@ func (s *Successor) give(message []byte, files []*os.File) error {
 	if err := s.conn.SetDeadline(time.Now().Add(acceptFor)); err != nil {
 		return err
 	}
-	var fds []int
-	for _, f := range files {
-		fds = append(fds, int(f.Fd()))
+	fds, err := descriptors(files)
+	if err != nil {
+		return err
 	}
 	var rights []byte
 	if len(fds) > 0 {
@@ -166,6 +166,21 @@ func (s *Successor) give(message []byte, files []*os.File) error {
 		return fmt.Errorf("it does not accept: %w", err)
 	}
 	return nil
+}
+
+// descriptors are those of files. Unlike File.Fd it does not make sockets blocking: if the next process
+// fails, this one goes on with them.
+func descriptors(files []*os.File) (fds []int, err error) {
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) })
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return fds, nil
 }
 
 // Abandon ends the next process, and returns when it has ended.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestMain is also the next process, in the role that the note gives it.
@@ -115,9 +117,22 @@ func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			socket, err := l.(*net.TCPListener).File()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer socket.Close()
 			began = time.Now()
-			if err := s.Give(discard, []byte("an estate"), nil); err == nil {
+			if err := s.Give(discard, []byte("an estate"), []*os.File{socket}); err == nil {
 				t.Error("it has taken over")
+			}
+			if blocking(t, l.(*net.TCPListener)) {
+				t.Error("this process cannot go on with its socket: it waits in calls to the kernel")
 			}
 			if d := time.Since(began); d > 10*acceptFor {
 				t.Errorf("nobody served for %v", d)
@@ -134,6 +149,19 @@ func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
 			}
 		})
 	}
+}
+
+func blocking(t *testing.T, l *net.TCPListener) bool {
+	t.Helper()
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := 0
+	if e := raw.Control(func(fd uintptr) { flags, err = unix.FcntlInt(fd, unix.F_GETFL, 0) }); e != nil || err != nil {
+		t.Fatal(e, err)
+	}
+	return flags&unix.O_NONBLOCK == 0
 }
 
 func TestAStoppedDaemonStartsNoHandover(t *testing.T) {
