@@ -68,7 +68,10 @@ func loosePlugs() plugs {
 }
 
 // qemuArgs describes the machine to QEMU: no default devices, one serial line for the
-// console, PCI for the rest.
+// console, PCI for the rest. There is room for a second processor in each: QEMU 7.2 leaves the
+// memory barriers of a guest out that can only have one (tcg_gen_mb in tcg/tcg-op.c), though devices
+// run in another thread. The guest then misses that an emulated drive waits for its doorbell, and the
+// drive stops for good.
 func (m *Machine) qemuArgs(p plugs) []string {
 	accel, cpu := "tcg,thread=multi", "max"
 	if m.cluster.kvm {
@@ -78,7 +81,7 @@ func (m *Machine) qemuArgs(p plugs) []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-M", "pc,hpet=off,vmport=off,graphics=off", "-accel", accel, "-cpu", cpu,
-		"-m", fmt.Sprint(m.options.memory), "-smp", fmt.Sprint(m.options.cpus),
+		"-m", fmt.Sprint(m.options.memory), "-smp", fmt.Sprintf("%d,maxcpus=%d", m.options.cpus, max(2, m.options.cpus)),
 		"-name", m.name,
 		"-kernel", image.Kernel.Image, "-initrd", image.Initrd,
 		"-append", strings.Join(slices.Concat(kernelArgs(m.cluster.tsc), m.options.kernel), " "),
