@@ -397,7 +397,7 @@ func (s *supporters) ask(ctx context.Context, of agentName, status cluster.Agent
 // notAsked says why an agent without a stream was not asked.
 func notAsked(status cluster.AgentStatus) string {
 	switch {
-	case !status.Known:
+	case status.Seen.IsZero():
 		return "the agent has not reported to this manager"
 	case !status.Online:
 		return "the agent is away"

@@ -40,6 +40,9 @@ func (s *State) nodeView(n *Node) Node {
 	if i := s.initiators[n.Name]; i != nil {
 		v.Initiator = s.agentView(i.status)
 	}
+	// Also one that has not reported to this manager, which leads since a moment ago.
+	v.Target.Known = v.Target.Known || n.TargetBoot != ""
+	v.Initiator.Known = v.Initiator.Known || n.InitiatorBoot != ""
 	v.StopWaits, v.StopsIO = s.stopWaits(n)
 	v.Target.Problems, v.Initiator.Problems = s.named(n.Name, v.Target.Problems), s.named(n.Name, v.Initiator.Problems)
 	v.Target.Refused = s.refusedAgent(agentKey{n.Name, "target"})

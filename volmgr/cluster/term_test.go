@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
 )
@@ -128,5 +130,28 @@ func TestAStoreThatReplacesALostOneEndsAboveAllAgents(t *testing.T) {
 				t.Errorf("it went from term %d to %d once all agents had reported: two managers would overtake one another for ever", term, s.Term())
 			}
 		})
+	}
+}
+
+// A node that was lost together with the manager that led has never reported to the one that leads now.
+// It has agents all the same, which are offline; nothing else of them is known.
+func TestANodeLostWithTheLeaderIsOffline(t *testing.T) {
+	s, store := newStore()
+	apply(t, s, store, BeginTerm{})
+	target, initiator := agentSays("n1", order{term: 1})
+	apply(t, s, store, target)
+	apply(t, s, store, initiator)
+	s = loadStore(t, store)
+	apply(t, s, store, BeginTerm{})
+	n, err := s.Node("n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := AgentStatus{Known: true}
+	if diff := cmp.Diff(want, n.Target); diff != "" {
+		t.Error("the target:", diff)
+	}
+	if diff := cmp.Diff(want, n.Initiator); diff != "" {
+		t.Error("the initiator:", diff)
 	}
 }

@@ -46,7 +46,7 @@ type Node struct {
 
 // AgentStatus is what one agent has reported since volmgr started.
 type AgentStatus struct {
-	Known      bool
+	Known      bool // it has ever reported; for readers: to this manager or another one
 	Online     bool
 	BootID     string
 	Seen       time.Time
