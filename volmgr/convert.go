@@ -120,7 +120,7 @@ func pbNode(n cluster.Node) *pb.Node {
 		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
 		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
 		MaintainedUntil: pbTime(n.MaintainedUntil), StopWaitsFor: n.StopWaits, StopsIoOf: n.StopsIO,
-		Stock: n.Stock,
+		Stock: n.Stock, Cordoned: n.Cordoned, Draining: n.Draining,
 	}
 }
 

@@ -44,7 +44,7 @@ func runNodeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) err
 		var rows [][]string
 		for _, n := range nodes.GetNodes() {
 			rows = append(rows, []string{
-				n.GetName(), agentText(out, n, n.GetTarget()), initiatorText(out, n),
+				n.GetName(), targetText(out, n), initiatorText(out, n),
 				cli.Pairs(n.GetLabels()), portals(n.GetPortals()), problems(n),
 			})
 		}
@@ -65,6 +65,15 @@ func agentText(o *cli.Output, n *pb.Node, a *pb.AgentStatus) string {
 		return "online"
 	}
 	return "offline " + o.Age(a.GetSeen())
+}
+
+// targetText is agentText for targets. It says which take no new legs.
+func targetText(o *cli.Output, n *pb.Node) string {
+	text := agentText(o, n, n.GetTarget())
+	if why := cli.Shunned(n); why != "" && text != "" {
+		text += ", " + why
+	}
+	return text
 }
 
 // initiatorText is agentText for initiators. A host that was added by hand has none.

@@ -658,7 +658,9 @@ type Node struct {
 	// of I/O, and the volumes whose I/O waits all the same while it is off, each with the reason.
 	StopWaitsFor  []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
 	StopsIoOf     []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
-	Stock         bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"` // a host without Weft's agent: see AddHost
+	Stock         bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"`       // a host without Weft's agent: see AddHost
+	Cordoned      bool     `protobuf:"varint,12,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // it takes no new legs
+	Draining      bool     `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"` // and those that it has are made again elsewhere
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -766,6 +768,20 @@ func (x *Node) GetStopsIoOf() []string {
 func (x *Node) GetStock() bool {
 	if x != nil {
 		return x.Stock
+	}
+	return false
+}
+
+func (x *Node) GetCordoned() bool {
+	if x != nil {
+		return x.Cordoned
+	}
+	return false
+}
+
+func (x *Node) GetDraining() bool {
+	if x != nil {
+		return x.Draining
 	}
 	return false
 }
@@ -2966,7 +2982,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04rail\x18\x04 \x01(\tR\x04rail\"(\n" +
 	"\x04Host\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\x82\x04\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xba\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.weft.v1.Node.LabelsEntryR\x06labels\x12)\n" +
@@ -2979,7 +2995,9 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0estop_waits_for\x18\t \x03(\tR\fstopWaitsFor\x12\x1e\n" +
 	"\vstops_io_of\x18\n" +
 	" \x03(\tR\tstopsIoOf\x12\x14\n" +
-	"\x05stock\x18\v \x01(\bR\x05stock\x1a9\n" +
+	"\x05stock\x18\v \x01(\bR\x05stock\x12\x1a\n" +
+	"\bcordoned\x18\f \x01(\bR\bcordoned\x12\x1a\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +

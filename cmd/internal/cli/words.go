@@ -67,3 +67,16 @@ func ParsePairs(args []string) (map[string]string, error) {
 	}
 	return labels, nil
 }
+
+// Shunned is why a node takes no new legs, in a word; empty if it does.
+func Shunned(n *pb.Node) string {
+	switch {
+	case n.GetDraining():
+		return "draining"
+	case n.GetMaintainedUntil() != nil:
+		return "maintenance"
+	case n.GetCordoned():
+		return "cordoned"
+	}
+	return ""
+}

@@ -24,7 +24,7 @@ import (
 var functions = template.FuncMap{
 	"size": cli.Size, "short": cli.ShortID, "used": cli.Used, "pairs": cli.Pairs, "layoutOf": cli.Layout, "nouns": func(n any, noun string) string { return cli.Nouns(int(number(n)), noun) },
 	"when": when, "stamp": stamp, "word": wordOf, "join": func(all []string) string { return strings.Join(all, ", ") },
-	"volumeTone": volumeTone, "volumeWord": volumeWord, "driveTone": driveTone, "upgradeTone": upgradeTone, "severityTone": severityTone, "agentTone": agentTone, "agentWord": agentWord,
+	"volumeTone": volumeTone, "volumeWord": volumeWord, "driveTone": driveTone, "upgradeTone": upgradeTone, "severityTone": severityTone, "agentTone": agentTone, "agentWord": agentWord, "shunned": cli.Shunned,
 	"meter": meter, "prose": prose, "next": cli.NextCommand, "attachments": cli.AttachmentsOf, "objectPath": objectPath, "path": url.PathEscape, "duration": durationText,
 	"attachmentTone": attachmentTone, "on": on,
 }

@@ -143,6 +143,12 @@ func ofNode(ctx context.Context, api pb.ManagerClient, name string) (*pb.Explana
 	if n.GetConfirmedDead() {
 		x.Facts = append(x.Facts, "an operator has confirmed that the machine is off")
 	}
+	switch {
+	case n.GetDraining():
+		x.Facts = append(x.Facts, "it is being drained: it takes no new legs, and those that it has are made again elsewhere; `weft node uncordon "+name+"` ends that")
+	case n.GetCordoned():
+		x.Facts = append(x.Facts, "it is cordoned: it takes no new legs; `weft node uncordon "+name+"` ends that")
+	}
 	if until := n.GetMaintainedUntil(); until != nil {
 		x.Facts = append(x.Facts, "it is under maintenance until "+until.AsTime().Format("2006-01-02T15:04:05Z"))
 	}
