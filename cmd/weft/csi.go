@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/cmd/internal/kubeapi"
 	"weft.dev/weft/cmd/internal/member"
 	"weft.dev/weft/csi"
+	"weft.dev/weft/csi/drain"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/managers"
@@ -42,6 +43,8 @@ type csiOptions struct {
 	detachGrace   time.Duration
 	slowAfter     time.Duration
 	claimEvents   bool
+	guards        string
+	guarded       string
 }
 
 func newCSI(g *cli.Globals) *cobra.Command {
@@ -76,6 +79,8 @@ state: both can be stopped at any time, and mounted volumes keep serving.`,
 	f.DurationVar(&o.detachGrace, "detach-grace", 15*time.Second, "how long a node may take to release a volume before it is fenced; a node that has been silent this long is fenced at once")
 	f.DurationVar(&o.slowAfter, "slow-after", 30*time.Second, "log a call that is still running after this long")
 	f.BoolVar(&o.claimEvents, "claim-events", false, "report changes of volumes as events on their PersistentVolumeClaims; in a pod, for the controller")
+	f.StringVar(&o.guards, "drain-guards", "", "`name` of the StatefulSet and the PodDisruptionBudget of the guards of storage nodes, which can be drained when volumes in use can do without them; in a pod, for the controller")
+	f.StringVar(&o.guarded, "drain-guarded", "weft-target", "`name` of the DaemonSet of the targets, for --drain-guards")
 	return cmd
 }
 
@@ -129,15 +134,33 @@ func runCSI(ctx context.Context, o csiOptions, g *cli.Globals) (err error) {
 			}
 		}})
 	}
+	more, err := o.kubernetesParts(driver, cfg)
+	if err != nil {
+		return err
+	}
+	parts = append(parts, more...)
+	log.Info("starting", "mode", cfg.Mode, "node", cfg.Node, "manager", o.manager, "version", version())
+	return daemon.Run(ctx, log, parts...)
+}
+
+// kubernetesParts are those that ask Kubernetes' API.
+func (o *csiOptions) kubernetesParts(driver *csi.Driver, cfg csi.Config) (parts []daemon.Part, err error) {
 	if o.claimEvents {
 		api, err := kubeapi.InCluster()
 		if err != nil {
-			return cli.UsageError{Err: fmt.Errorf("--claim-events: %w", err)}
+			return nil, cli.UsageError{Err: fmt.Errorf("--claim-events: %w", err)}
 		}
 		parts = append(parts, daemon.Part{Name: "claim events", Run: func(ctx context.Context) error { return driver.ServeClaimEvents(ctx, api) }})
 	}
-	log.Info("starting", "mode", cfg.Mode, "node", cfg.Node, "manager", o.manager, "version", version())
-	return daemon.Run(ctx, log, parts...)
+	if o.guards != "" {
+		guards, err := kubeapi.NewGuards(o.guards, o.guarded)
+		if err != nil {
+			return nil, cli.UsageError{Err: fmt.Errorf("--drain-guards: %w", err)}
+		}
+		c := drain.Config{Kubernetes: guards, Manager: cfg.Manager, Log: cfg.Log}
+		parts = append(parts, daemon.Part{Name: "drains", Run: func(ctx context.Context) error { return drain.Serve(ctx, c) }})
+	}
+	return parts, nil
 }
 
 // connect connects the driver to the managers. keep are parts that keep it connected.

@@ -27,7 +27,7 @@ type nodeReader interface {
 
 func newKubernetes(g *cli.Globals) *cobra.Command {
 	return cli.Group("kubernetes", "Helpers for Weft's own pods; used by the manifests",
-		newKubernetesLabels(g), newKubernetesWait(g))
+		newKubernetesLabels(g), newKubernetesWait(g), newKubernetesGuard())
 }
 
 func newKubernetesLabels(g *cli.Globals) *cobra.Command {
@@ -148,4 +148,21 @@ func waitingFor(left []string, err error) string {
 		return err.Error()
 	}
 	return "still attached: " + strings.Join(left, ", ")
+}
+
+func newKubernetesGuard() *cobra.Command {
+	return &cobra.Command{
+		Use:   "guard",
+		Short: "Stand on a storage node until it may be drained",
+		Long: `Wait until the process is told to end. Kubernetes does not drain a node before
+all its pods but those of DaemonSets are gone, and evicts this one only when the
+volumes in use can do without the node: "weft csi --drain-guards" asks the volume
+manager.`,
+		Example: "  weft kubernetes guard",
+		Args:    cli.Takes(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
 }

@@ -86,7 +86,7 @@ func containers(t *testing.T, do func(t *testing.T, name string, c podContainer)
 			}
 		}
 	}
-	if want := 2 * 7; seen != want { // volmgr, target, initiator, csi twice, labels twice
+	if want := 2 * 8; seen != want { // volmgr, target, guard, initiator, csi twice, labels twice
 		t.Errorf("found %d containers of Weft, want %d", seen, want)
 	}
 }
@@ -159,7 +159,7 @@ func TestEachVariableInFlagsIsSet(t *testing.T) {
 func TestProbesAskWhereTheProgramAnswers(t *testing.T) {
 	containers(t, func(t *testing.T, name string, c podContainer) {
 		if c.LivenessProbe == nil {
-			return // an init container, which ends by itself
+			return // an init container, which ends by itself, or a guard, which does nothing
 		}
 		listen := ""
 		for _, arg := range c.Args {

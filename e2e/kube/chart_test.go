@@ -4,6 +4,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -70,11 +71,11 @@ func TestChartRunsWeft(t *testing.T) {
 	for i := range chartManagers {
 		l.Apply(storeVolume(i, l.Nodes[i%len(l.Nodes)].Name))
 	}
-	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "rbac-volmgr", "storageclasses", "volmgr", "target", "node", "controller"} {
+	for _, file := range []string{"namespace", "csidriver", "rbac-controller", "rbac-node", "rbac-volmgr", "storageclasses", "volmgr", "target", "guard", "node", "controller"} {
 		l.Apply(chartFile(t, file))
 	}
 	beginCluster(l)
-	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller"} {
+	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller", "statefulset/weft-guard"} {
 		l.rolledOut(what)
 	}
 	t.Logf("Weft runs after %v", time.Since(start).Round(time.Millisecond))
@@ -97,6 +98,7 @@ func TestChartRunsWeft(t *testing.T) {
 	claimIsTold(l)
 	leaderDies(l)
 	remove(l, "pod/train", "pvc/checkpoints") // one of its volumes has a single copy
+	storageNodesAreDrained(l)
 	upgrade(t, l)
 	l.nobodyWasForbidden()
 	remove(l, "pod/user", "pvc/data")
@@ -217,6 +219,53 @@ func claimIsTold(l *Lab) {
 			return err
 		})
 	}
+}
+
+// storageNodesAreDrained drains both storage nodes, of their guards only: the second one waits until the
+// first one is back and has its copy again.
+func storageNodesAreDrained(l *Lab) {
+	l.t.Helper()
+	drain := func(node, timeout string) (string, error) {
+		return l.TryKubectl("drain", node, "--pod-selector=app.kubernetes.io/component=guard", "--timeout="+timeout)
+	}
+	begin := time.Now()
+	if out, err := drain("n1", "60s"); err != nil {
+		l.t.Fatalf("n1 cannot be drained: %v\n%s", err, out)
+	}
+	l.t.Logf("a storage node is drained after %v", time.Since(begin).Round(time.Millisecond))
+	eventually(l, 30*time.Second, "n1 is under maintenance", func(context.Context) error {
+		out, err := weft(l, "explain", "node", "n1")
+		if err == nil && !strings.Contains(out, "under maintenance until") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	if out, err := drain("n2", "15s"); err == nil {
+		l.t.Fatalf("n2 is drained, although it has the only copy that is in sync:\n%s", out)
+	}
+	eventually(l, 30*time.Second, "the reason is told", func(context.Context) error {
+		out, err := l.TryKubectl("--namespace="+namespace, "get", "events", "--field-selector=reason=DrainRefused", "--output=jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "node n2 cannot be drained yet: volumes in use would stop without n1, n2: pvc-") {
+			err = fmt.Errorf("it says %q", out)
+		}
+		return err
+	})
+	sh(l, "user", "echo while a node is drained >> /data/file; sync")
+	l.Kubectl("uncordon", "n1")
+	begin = time.Now()
+	if out, err := drain("n2", "120s"); err != nil {
+		l.t.Fatalf("n2 cannot be drained although n1 is back: %v\n%s", err, out)
+	}
+	l.t.Logf("the other storage node is drained %v after the first one is back", time.Since(begin).Round(time.Millisecond))
+	l.Kubectl("uncordon", "n2")
+	l.rolledOut("statefulset/weft-guard")
+	eventually(l, 2*time.Minute, "all copies are back", func(context.Context) error {
+		out, err := weft(l, "volume", "list")
+		if err == nil && strings.Count(out, "healthy") != 1 {
+			err = errors.New(out)
+		}
+		return err
+	})
 }
 
 // nobodyWasForbidden looks for RBAC rights that a sidecar lacks.

@@ -33,7 +33,7 @@ func upgrade(t *testing.T, l *Lab) {
 	}
 	const tag = "0.2.0-test"
 	l.importImages(l.buildImage(tag, program))
-	for _, file := range []string{"volmgr", "target", "node", "controller"} {
+	for _, file := range []string{"volmgr", "target", "guard", "node", "controller"} {
 		l.Apply(strings.ReplaceAll(chartFile(t, file), "weft.dev/weft:"+imageTag, "weft.dev/weft:"+tag))
 	}
 	l.rolledOut("statefulset/weft-volmgr")

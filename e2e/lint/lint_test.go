@@ -78,6 +78,7 @@ var arrows = map[string][]string{
 	"initiator":          {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"csi":                {"csi/mount", "proto/block", "proto/pb", "proto/metric"},
 	"csi/mount":          {"proto/block"},
+	"csi/drain":          {"proto/pb"},
 	"deploy":             {"deploy/binary"}, // what makes manifests, the image and packages: of the tree, not in it
 	"deploy/binary":      {},
 	"cmd":                {"cmd", "volmgr", "target", "initiator", "csi", "raid", "proto"},

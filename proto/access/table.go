@@ -67,7 +67,7 @@ var table = map[string]rule{
 	pb.Manager_ListAttachments_FullMethodName: people(Viewer, CSI),
 	pb.Manager_ListEvents_FullMethodName:      people(Viewer, CSI),
 	pb.Manager_WatchEvents_FullMethodName:     people(Viewer, CSI),
-	pb.Manager_WhatIf_FullMethodName:          people(Viewer),
+	pb.Manager_WhatIf_FullMethodName:          people(Viewer, CSI),
 	pb.Manager_GetFigures_FullMethodName:      people(Viewer),
 
 	// Daily work.
@@ -77,8 +77,8 @@ var table = map[string]rule{
 	pb.Manager_EvictDrive_FullMethodName:     people(Operator),
 	pb.Manager_DrainDrive_FullMethodName:     people(Operator),
 	pb.Manager_CordonNode_FullMethodName:     people(Operator),
-	pb.Manager_UncordonNode_FullMethodName:   people(Operator),
-	pb.Manager_MaintainNode_FullMethodName:   people(Operator),
+	pb.Manager_UncordonNode_FullMethodName:   people(Operator, CSI),
+	pb.Manager_MaintainNode_FullMethodName:   people(Operator, CSI),
 	pb.Manager_MoveLeg_FullMethodName:        people(Operator),
 	pb.Manager_CreatePool_FullMethodName:     people(Operator),
 	pb.Manager_DeletePool_FullMethodName:     people(Operator),

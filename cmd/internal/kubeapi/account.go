@@ -97,7 +97,7 @@ func (c *Client) publish(ctx context.Context, namespace, name, key, value string
 	one := all + "/" + url.PathEscape(name)
 	var have configMap
 	err := c.get(ctx, one, &have)
-	if r, ok := errors.AsType[*refusal](err); ok && r.code == http.StatusNotFound {
+	if refusedWith(err, http.StatusNotFound) {
 		body, err := json.Marshal(configMap{"v1", "ConfigMap", metadata{name, namespace}, map[string]string{key: value}})
 		if err != nil {
 			return err

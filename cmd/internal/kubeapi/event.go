@@ -5,7 +5,6 @@ package kubeapi
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -57,21 +56,26 @@ func (c *Client) PostClaimEvent(ctx context.Context, e csi.ClaimEvent) error {
 	if e.Warning {
 		severity = "Warning"
 	}
-	at := e.Time.UTC().Truncate(time.Second) // the API server's precision
-	body, err := json.Marshal(eventObject{
-		APIVersion: "v1", Kind: "Event", Metadata: metadata{e.Name, e.Namespace},
-		InvolvedObject: reference{"v1", "PersistentVolumeClaim", e.Namespace, e.Claim, e.UID},
-		Type:           severity, Reason: e.Reason, Message: strings.ToValidUTF8(e.Message[:min(len(e.Message), messageSize)], ""),
-		Source: source{csi.DriverName}, First: at, Last: at, Count: 1,
-	})
-	if err == nil {
-		err = c.call(ctx, http.MethodPost, "/api/v1/namespaces/"+url.PathEscape(e.Namespace)+"/events", body, nil)
-	}
-	if r, ok := errors.AsType[*refusal](err); ok && r.code == http.StatusConflict {
-		return nil
-	}
+	err := c.post(ctx, reference{"v1", "PersistentVolumeClaim", e.Namespace, e.Claim, e.UID}, e.Name, severity, e.Reason, e.Message, e.Time)
 	if err != nil {
 		return fmt.Errorf("post event %s of claim %s/%s: %w", e.Reason, e.Namespace, e.Claim, err)
 	}
 	return nil
+}
+
+// post creates an event of an object, in its namespace, unless there is one of this name.
+func (c *Client) post(ctx context.Context, of reference, name, severity, reason, message string, at time.Time) error {
+	at = at.UTC().Truncate(time.Second) // the API server's precision
+	body, err := json.Marshal(eventObject{
+		APIVersion: "v1", Kind: "Event", Metadata: metadata{name, of.Namespace}, InvolvedObject: of,
+		Type: severity, Reason: reason, Message: strings.ToValidUTF8(message[:min(len(message), messageSize)], ""),
+		Source: source{csi.DriverName}, First: at, Last: at, Count: 1,
+	})
+	if err == nil {
+		err = c.call(ctx, http.MethodPost, "/api/v1/namespaces/"+url.PathEscape(of.Namespace)+"/events", body, nil)
+	}
+	if refusedWith(err, http.StatusConflict) {
+		return nil
+	}
+	return err
 }

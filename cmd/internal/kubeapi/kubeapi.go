@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi asks Kubernetes' API, as a pod: it reads a Node object, posts events of
-// PersistentVolumeClaims, asks whose token somebody shows, and publishes a value in a ConfigMap. Weft's
-// own programs need no more of Kubernetes; a client
-// library would be larger than they are.
+// Package kubeapi asks Kubernetes' API, as a pod: it reads a Node object, posts events, asks whose token
+// somebody shows, publishes a value in a ConfigMap, and changes the budget of the guards of storage
+// nodes. Weft's own programs need no more of Kubernetes; a client library would be larger than they are.
 package kubeapi
 
 import (
@@ -150,6 +149,11 @@ type refusal struct {
 }
 
 func (r *refusal) Error() string { return r.text }
+
+func refusedWith(err error, code int) bool {
+	r, ok := errors.AsType[*refusal](err)
+	return ok && r.code == code
+}
 
 // call sends a request and decodes the answer into to, unless to is nil.
 func (c *Client) call(ctx context.Context, method, path string, body []byte, to any) error {

@@ -321,3 +321,8 @@ lifecycle:
       command: [weft, kubernetes, wait-detached, --timeout={{ sub .terminationGracePeriodSeconds 10 }}s]
 {{- end }}
 {{- end }}
+
+{{- /* not empty if storage nodes have guards */ -}}
+{{- define "weft.guarded" -}}
+{{- if and .Values.target.enabled .Values.target.guard.enabled .Values.controller.enabled }}true{{ end }}
+{{- end }}
