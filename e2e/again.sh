@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # again.sh N PACKAGES ARG...: runs the tests of these packages with these arguments of go test. Tests
-# that watch time can fail on a machine that does something else, and a drive that QEMU emulates
-# stops for good about once in fifty runs. So if at most N tests and subtests failed, the tests that
-# they belong to run once more, and the output names them; a defect fails twice.
+# that watch time can fail on a machine that does something else. So if at most N tests and subtests
+# failed, the tests that they belong to run once more, and the output names them; a defect fails twice.
 most=$1 packages=$2
 shift 2
 format=standard-quiet

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"syscall"
@@ -47,7 +48,8 @@ func (s *Server) run(r Request) error {
 	return exitOf(err)
 }
 
-// start starts a daemon. Its output and its exit are sent as events.
+// start starts a daemon. Its output and its exit are sent as events. A process that takes over from it
+// has the same output.
 func (s *Server) start(r Request) error {
 	cmd, err := command(r)
 	if err != nil {
@@ -58,19 +60,35 @@ func (s *Server) start(r Request) error {
 	if _, ok := s.daemons[r.Name]; ok {
 		return fmt.Errorf("start %s: it is running", r.Name)
 	}
-	log := s.stream(Reply{Kind: KindLog, Name: r.Name})
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.WaitDelay = 2 * time.Second
-	if err := cmd.Start(); err != nil {
+	out, in, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = in, in
+	err = cmd.Start()
+	in.Close()
+	if err != nil {
+		out.Close()
 		return err
 	}
 	s.daemons[r.Name] = cmd.Process
-	go s.await(r.Name, cmd)
+	said := make(chan struct{})
+	go func() {
+		defer close(said)
+		defer out.Close()
+		_, _ = io.Copy(s.stream(Reply{Kind: KindLog, Name: r.Name}), out)
+	}()
+	go s.await(r.Name, cmd, said)
 	return nil
 }
 
-func (s *Server) await(name string, cmd *exec.Cmd) {
+// await sends the exit of a daemon, after what it has said.
+func (s *Server) await(name string, cmd *exec.Cmd, said <-chan struct{}) {
 	err := exitOf(cmd.Wait())
+	select {
+	case <-said:
+	case <-time.After(2 * time.Second): // another process goes on
+	}
 	s.mu.Lock()
 	delete(s.daemons, name)
 	s.mu.Unlock()

@@ -53,8 +53,8 @@ type Options struct {
 	// TargetDisk is the size of a disk with a file system, at /var/lib/weft of each target, which then has
 	// loop devices, too; empty: none. Its file is sparse.
 	TargetDisk string
-	// TargetFlags are more flags of the target agents.
-	TargetFlags []string
+	// TargetFlags are more flags of the target agents, and TargetEnv is added to their environment.
+	TargetFlags, TargetEnv []string
 	// RoCE gives targets and clients a second network, Bed.RoCE, with RDMA in software, and
 	// each target a portal on it, of rail "roce". Clients prefer that rail. The portal of the first
 	// network is of rail "tcp".
@@ -83,6 +83,7 @@ type Bed struct {
 	stores      map[*vm.Machine]bool // whether the manager of a machine has a store
 	caches      bool
 	targetFlags []string
+	targetEnv   []string
 	daemons     map[*vm.Machine]*vm.Daemon
 	datapaths   map[*vm.Machine]string // set by Datapath
 	closed      bool
@@ -106,7 +107,7 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 	if o.Drives == 0 {
 		o.Drives = 1
 	}
-	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, closed: o.Closed, stores: map[*vm.Machine]bool{}, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
+	b := &Bed{T: t, Cluster: vm.NewCluster(t, options...), caches: o.Caches, targetFlags: o.TargetFlags, targetEnv: o.TargetEnv, closed: o.Closed, stores: map[*vm.Machine]bool{}, daemons: map[*vm.Machine]*vm.Daemon{}, datapaths: map[*vm.Machine]string{}}
 	for i := range o.Managers {
 		b.Managers = append(b.Managers, b.Cluster.Machine(fmt.Sprintf("m%d", i+1), vm.StateDisk(), vm.Forward(managerPort), vm.Memory(320)))
 	}
@@ -266,7 +267,11 @@ func (b *Bed) waitOnline(m *vm.Machine, want bool) {
 // StartDaemon starts a machine's daemon; after a boot it starts it again.
 func (b *Bed) StartDaemon(m *vm.Machine) *vm.Daemon {
 	argv := append(b.daemonArgs(m), b.admit(m)...)
-	d, err := m.Start(b.T.Context(), argv[0], append([]string{"weft"}, argv...)...)
+	c := vm.Command{Argv: append([]string{"weft"}, argv...)}
+	if argv[0] == "target" {
+		c.Env = b.targetEnv
+	}
+	d, err := m.StartDaemon(b.T.Context(), argv[0], c)
 	if err != nil {
 		b.T.Fatalf("start %s on %s: %v", argv[0], m.Name(), err)
 	}

@@ -142,8 +142,10 @@ func (w *Writer) NoErrors() {
 }
 
 // Stall is the longest time between two acknowledgements, and its beginning.
-func (w *Writer) Stall() (longest time.Duration, began time.Time) {
-	log := w.Log()
+func (w *Writer) Stall() (longest time.Duration, began time.Time) { return LongestGap(w.Log()) }
+
+// LongestGap is the longest time between two acknowledgements, and its beginning.
+func LongestGap(log []Ack) (longest time.Duration, began time.Time) {
 	for i := 1; i < len(log); i++ {
 		if gap := log[i].End.Sub(log[i-1].End); gap > longest {
 			longest, began = gap, log[i-1].End
