@@ -108,8 +108,10 @@ func promotable(members quorum.Members, progress map[quorum.ID]quorum.Progress) 
 }
 
 // HandOver makes another manager lead, if this one does and another one that votes follows. Call
-// it before the process ends, while it still answers the others.
+// it before the process ends, while it still answers the others. The streams of agents that end from
+// then on end because of that: they are not noted as losses of agents.
 func (m *Manager) HandOver(ctx context.Context) error {
+	m.leaves.Store(true)
 	if m.quorum == nil {
 		return nil
 	}

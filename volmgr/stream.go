@@ -194,7 +194,9 @@ func closeSession[Report, Wanted parts.State](m *Manager, k kind[Report, Wanted]
 			delete(sessions, node)
 		}
 	})
-	_, _ = m.step(ctx, k.lost(s.number, node))
+	if !m.leaves.Load() {
+		_, _ = m.step(ctx, k.lost(s.number, node))
+	}
 	m.cfg.Log.Info("agent gone", "node", node, "session", s.number)
 }
 

@@ -34,6 +34,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -118,6 +119,7 @@ type Manager struct {
 	pings   chan chan struct{} // closed by the loop
 	quorum  *shared            // the records' keeper; nil without a quorum
 	ended   chan struct{}      // closed when Run returns
+	leaves  atomic.Bool        // it is about to end: see HandOver
 	metrics metrics
 	watches watches
 	replica replicaState

@@ -605,6 +605,44 @@ func TestSecondMachineWithANodesNameIsRefusedWhileTheFirstLives(t *testing.T) {
 	eventually(t, "t1 may come back after its machine is gone", func() bool { return connect(t.Context(), "2") == nil })
 }
 
+// A manager that ends closes the streams of its agents, and no agent is lost by that.
+func TestAManagerThatEndsNotesNoLossOfAgents(t *testing.T) {
+	for what, ends := range map[string]bool{"an agent that goes": false, "a manager that ends": true} {
+		t.Run(what, func(t *testing.T) {
+			var m *Manager
+			r := newRig(t)
+			r.stop()
+			r.adjust = func(started *Manager) { m = started }
+			r.start()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			r.withAgents(ctx, "t1")
+			if ends {
+				if err := m.HandOver(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cancel()
+			eventually(t, "the stream is closed", func() bool {
+				open := true
+				if err := m.look(t.Context(), func() { open = m.targets["t1"] != nil }); err != nil {
+					t.Fatal(err)
+				}
+				return !open
+			})
+			time.Sleep(20 * time.Millisecond)
+			events, err := r.ListEvents(t.Context(), &pb.ListEventsRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lost := slices.ContainsFunc(events.GetEvents(), func(e *pb.Event) bool { return e.GetKind() == string(event.TargetOffline) })
+			if lost == ends {
+				t.Errorf("the loss of an agent is noted: %t", lost)
+			}
+		})
+	}
+}
+
 func TestThousandConcurrentCreatesAreAnsweredAndDurable(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
