@@ -144,7 +144,7 @@ packages-test: packages ## install the .deb in a virtual machine with Debian and
 	@e2e/install.sh vm packages
 	go test -count=1 -v -timeout 20m -run '^TestScenarioPackages' ./e2e/packages
 
-install-test: packages ## type the guide's commands for three nodes and a client, in virtual machines with Debian and systemd; then scan their ports as a stranger, and lose a node (8 minutes; 2 more the first time)
+install-test: packages ## type the guide's commands for three nodes and a client, in virtual machines with Debian and systemd; then scan their ports as a stranger, and lose a node (4 minutes; 2 more the first time)
 	@e2e/install.sh vm packages
 	go test -count=1 -v -timeout 30m -run '^TestScenarioThreeNodes' ./e2e/packages
 
