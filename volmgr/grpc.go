@@ -270,6 +270,13 @@ func (m *Manager) MaintainNode(ctx context.Context, r *pb.MaintainNodeRequest) (
 	return call(ctx, m, cluster.MaintainNode{Node: block.NodeName(r.Node), For: time.Duration(r.Seconds) * time.Second, Force: r.Force}, pbNode)
 }
 
+// GetDependents says which volumes in use would stop without some nodes.
+func (m *Manager) GetDependents(ctx context.Context, r *pb.GetDependentsRequest) (*pb.GetDependentsResponse, error) {
+	nodes := list(r.Nodes, func(name string) block.NodeName { return block.NodeName(name) })
+	return read(ctx, m, func(s *cluster.State) ([]string, error) { return s.Dependents(nodes...), nil },
+		func(volumes []string) *pb.GetDependentsResponse { return &pb.GetDependentsResponse{Volumes: volumes} })
+}
+
 // MoveLeg has one leg made again elsewhere.
 func (m *Manager) MoveLeg(ctx context.Context, r *pb.MoveLegRequest) (*pb.Volume, error) {
 	return call(ctx, m, cluster.MoveLeg{Volume: r.Volume, Column: int(r.Column), Copy: int(r.Copy), To: block.NodeName(r.To)}, pbVolume)

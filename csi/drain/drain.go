@@ -17,6 +17,10 @@
 // The budget is changed only if nobody has changed it since it was read, and nothing but the budget says
 // who may leave: so several drivers can do this at once. While the manager does not answer, no node may
 // leave.
+//
+// A StatefulSet deletes pods without asking the budget when it has too many, or when they have changed.
+// So there are never fewer guards than before while a node is cordoned, and they are replaced only when
+// somebody deletes them.
 package drain
 
 import (
@@ -79,19 +83,28 @@ type Config struct {
 	Log        *slog.Logger
 }
 
-// every is the time between two looks; kubectl drain tries every five seconds.
-const every = 3 * time.Second
-
-// away is how long the legs of a drained node may be away before they are made again elsewhere.
-const away = time.Hour
+const (
+	// every is the time between two looks; kubectl drain tries every five seconds.
+	every = 3 * time.Second
+	// settled is how long the answer has to be the same before a node may leave: the volume of a pod that
+	// moves is in use by nobody for a moment.
+	settled = 10 * time.Second
+	// away is how long the legs of a drained node may be away before they are made again elsewhere.
+	away = time.Hour
+	// answer is how long the manager may take for all answers of one look.
+	answer = 20 * time.Second
+	// warnEvery is the least time between two events that differ about one guard.
+	warnEvery = time.Minute
+)
 
 // Serve watches over drains until ctx ends.
 func Serve(ctx context.Context, c Config) error {
+	d := newDriver(c, settled)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	said := ""
 	for {
-		err := c.once(ctx)
+		err := d.once(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -111,16 +124,36 @@ func Serve(ctx context.Context, c Config) error {
 	}
 }
 
+// driver is one of those that look. It is used by one goroutine.
+type driver struct {
+	Config
+	settled time.Duration
+	since   map[string]time.Time // since when a node could leave
+	told    map[string]warning   // by pod
+	bare    map[string]bool      // cordoned nodes without a guard that were logged
+}
+
+type warning struct {
+	text string
+	at   time.Time
+}
+
+func newDriver(c Config, settled time.Duration) *driver {
+	return &driver{Config: c, settled: settled, since: map[string]time.Time{}, told: map[string]warning{}, bare: map[string]bool{}}
+}
+
 // once compares what is with what should be, and does the difference.
-func (c Config) once(ctx context.Context) error {
-	k, err := c.Kubernetes.Guards(ctx)
+func (d *driver) once(ctx context.Context) error {
+	k, err := d.Kubernetes.Guards(ctx)
 	if err != nil {
 		return err
 	}
-	if k.Replicas != k.Nodes {
-		err = c.Kubernetes.Scale(ctx, k.Nodes)
+	if k.Replicas < k.Nodes || k.Replicas > k.Nodes && len(k.Cordoned)+len(k.Stages) == 0 {
+		err = d.Kubernetes.Scale(ctx, k.Nodes)
 	}
-	next, refused, e := c.decide(ctx, k)
+	within, cancel := context.WithTimeout(ctx, answer)
+	next, refused, e := d.decide(within, k)
+	cancel()
 	err = errors.Join(err, e)
 	pods := permitted(k, next)
 	if slices.ContainsFunc(k.Permitted, func(pod string) bool { return !slices.Contains(pods, pod) }) {
@@ -130,17 +163,17 @@ func (c Config) once(ctx context.Context) error {
 		pods = slices.DeleteFunc(pods, func(pod string) bool { return !slices.Contains(k.Permitted, pod) })
 	}
 	if !maps.Equal(next, k.Stages) || !slices.Equal(pods, k.Permitted) {
-		if e := c.Kubernetes.Permit(ctx, k.Version, pods, next); e != nil {
+		if e := d.Kubernetes.Permit(ctx, k.Version, pods, next); e != nil {
 			return errors.Join(err, e)
 		}
 		for _, node := range slices.Sorted(maps.Keys(next)) {
 			if k.Stages[node] != next[node] {
-				c.Log.Info("drain of a storage node", "node", node, "stage", string(next[node]))
+				d.Log.Info("drain of a storage node", "node", node, "stage", string(next[node]))
 			}
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(refused)) {
-		err = errors.Join(err, c.tell(ctx, node, k.On[node], refused[node]))
+		err = errors.Join(err, d.tell(ctx, node, k.On[node], refused[node]))
 	}
 	return err
 }
@@ -191,8 +224,9 @@ func sortNodes(k Guards) (s nodeSets) {
 
 // decide returns the next stages, and why other nodes may not be drained. It tells the manager which
 // nodes have left or are back. After an error, no node may leave whose guard is there.
-func (c Config) decide(ctx context.Context, k Guards) (next map[string]Stage, refused map[string]string, err error) {
+func (d *driver) decide(ctx context.Context, k Guards) (next map[string]Stage, refused map[string]string, err error) {
 	s := sortNodes(k)
+	d.note(k, s)
 	next, refused = map[string]Stage{}, map[string]string{}
 	for _, node := range slices.Concat(s.gone, s.back) {
 		if k.Stages[node] != "" {
@@ -202,41 +236,77 @@ func (c Config) decide(ctx context.Context, k Guards) (next map[string]Stage, re
 	if len(k.Cordoned)+len(k.Stages) == 0 {
 		return next, nil, nil
 	}
-	nodes, err := c.nodes(ctx)
+	nodes, err := d.nodes(ctx)
 	if err != nil {
-		return next, nil, err
+		return next, d.noAnswer(s.here), err
 	}
 	for _, node := range s.left {
-		if err := c.left(ctx, nodes[node]); err != nil {
-			return next, nil, err
+		e := d.left(ctx, nodes[node])
+		if e == nil {
+			next[node] = Left
 		}
-		next[node] = Left
+		err = errors.Join(err, e)
 	}
 	for _, node := range s.back {
-		if err := c.back(ctx, nodes[node]); err != nil {
-			return next, nil, err
+		e := d.back(ctx, nodes[node])
+		if e == nil {
+			delete(next, node)
 		}
-		delete(next, node)
+		err = errors.Join(err, e)
 	}
 	gone := s.gone
-	for _, node := range s.here {
-		why, err := c.needed(ctx, nodes, append(slices.Clone(gone), node))
+	for i, node := range s.here {
+		why, e := d.needed(ctx, append(slices.Clone(gone), node))
 		switch {
-		case err != nil:
-			return next, refused, err
+		case e != nil:
+			maps.DeleteFunc(next, func(node string, stage Stage) bool { return stage == MayLeave && slices.Contains(s.here, node) })
+			maps.Copy(refused, d.noAnswer(s.here[i:]))
+			return next, refused, errors.Join(err, e)
 		case why != "":
 			refused[node] = why
-		default:
+			delete(d.since, node)
+		case k.Stages[node] == MayLeave || d.stays(node):
 			next[node] = MayLeave
 			gone = append(gone, node)
 		}
 	}
-	return next, refused, nil
+	return next, refused, err
+}
+
+// stays reports whether a node could leave for long enough.
+func (d *driver) stays(node string) bool {
+	if d.since[node].IsZero() {
+		d.since[node] = time.Now()
+	}
+	return time.Since(d.since[node]) >= d.settled
+}
+
+// noAnswer says of nodes that the manager has not answered.
+func (d *driver) noAnswer(nodes []string) map[string]string {
+	refused := map[string]string{}
+	for _, node := range nodes {
+		refused[node] = "the volume manager does not answer"
+		delete(d.since, node)
+	}
+	return refused
+}
+
+// note forgets what was known of other nodes, and logs which cordoned ones have no guard: they are
+// drained unasked.
+func (d *driver) note(k Guards, s nodeSets) {
+	maps.DeleteFunc(d.since, func(node string, _ time.Time) bool { return !slices.Contains(s.here, node) })
+	maps.DeleteFunc(d.bare, func(node string, _ bool) bool { return !slices.Contains(s.gone, node) })
+	for _, node := range s.gone {
+		if k.Stages[node] == "" && !d.bare[node] {
+			d.bare[node] = true
+			d.Log.Warn("a cordoned storage node has no guard, and can be drained although volumes need it: which taint does the guard not tolerate?", "node", node)
+		}
+	}
 }
 
 // nodes are those that the manager knows.
-func (c Config) nodes(ctx context.Context) (map[string]*pb.Node, error) {
-	all, err := c.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
+func (d *driver) nodes(ctx context.Context) (map[string]*pb.Node, error) {
+	all, err := d.Manager.ListNodes(ctx, &pb.ListNodesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -248,11 +318,11 @@ func (c Config) nodes(ctx context.Context) (map[string]*pb.Node, error) {
 }
 
 // left announces that a node is away.
-func (c Config) left(ctx context.Context, n *pb.Node) error {
-	if n == nil {
-		return nil // it has nothing
+func (d *driver) left(ctx context.Context, n *pb.Node) error {
+	if n == nil || n.GetMaintainedUntil().AsTime().After(time.Now().Add(away)) {
+		return nil // it has nothing, or an operator has announced more
 	}
-	if _, err := c.Manager.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: n.GetName(), Seconds: uint32(away / time.Second)}); err != nil {
+	if _, err := d.Manager.MaintainNode(ctx, &pb.MaintainNodeRequest{Node: n.GetName(), Seconds: uint32(away / time.Second)}); err != nil {
 		return fmt.Errorf("announce that drained node %s is away: %w", n.GetName(), err)
 	}
 	return nil
@@ -260,11 +330,11 @@ func (c Config) left(ctx context.Context, n *pb.Node) error {
 
 // back ends the maintenance of a node that takes pods again. A node that an operator has cordoned or
 // drained in Weft stays so.
-func (c Config) back(ctx context.Context, n *pb.Node) error {
+func (d *driver) back(ctx context.Context, n *pb.Node) error {
 	if n.GetMaintainedUntil() == nil || n.GetCordoned() || n.GetDraining() {
 		return nil
 	}
-	if _, err := c.Manager.UncordonNode(ctx, &pb.UncordonNodeRequest{Node: n.GetName()}); err != nil {
+	if _, err := d.Manager.UncordonNode(ctx, &pb.UncordonNodeRequest{Node: n.GetName()}); err != nil {
 		return fmt.Errorf("end the maintenance of node %s: %w", n.GetName(), err)
 	}
 	return nil
@@ -274,42 +344,37 @@ func (c Config) back(ctx context.Context, n *pb.Node) error {
 const namedVolumes = 5
 
 // needed says which volumes in use would stop without some nodes; empty: none.
-func (c Config) needed(ctx context.Context, known map[string]*pb.Node, nodes []string) (string, error) {
-	nodes = slices.DeleteFunc(nodes, func(n string) bool { return known[n] == nil })
-	if len(nodes) == 0 {
-		return "", nil
-	}
-	x, err := c.Manager.WhatIf(ctx, &pb.WhatIfRequest{Nodes: nodes})
+func (d *driver) needed(ctx context.Context, nodes []string) (string, error) {
+	x, err := d.Manager.GetDependents(ctx, &pb.GetDependentsRequest{Nodes: nodes})
 	if err != nil {
-		return "", fmt.Errorf("ask what is needed of %s: %w", strings.Join(nodes, ", "), err)
+		return "", fmt.Errorf("ask what needs %s: %w", strings.Join(nodes, ", "), err)
 	}
-	var stop []string
-	for _, v := range x.GetVolumes() {
-		if v.GetHosts() != "" && v.GetAfter() == pb.Health_HEALTH_UNAVAILABLE && v.GetBefore() != pb.Health_HEALTH_UNAVAILABLE {
-			stop = append(stop, v.GetVolumeName())
-		}
-	}
-	switch {
-	case len(stop) == 0 && x.GetVolumesLeftOut() > 0 && x.GetVolumesUnavailable()+x.GetVolumesLosingData() > uint32(len(x.GetVolumes())):
-		return "too many volumes would stop to name them all", nil
-	case len(stop) == 0:
+	all := x.GetVolumes()
+	if len(all) == 0 {
 		return "", nil
 	}
-	text := strings.Join(stop[:min(len(stop), namedVolumes)], ", ")
-	if more := len(stop) - namedVolumes; more > 0 {
+	text := strings.Join(all[:min(len(all), namedVolumes)], ", ")
+	if more := len(all) - namedVolumes; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return fmt.Sprintf("volumes in use would stop without %s: %s", strings.Join(nodes, ", "), text), nil
 }
 
-// tell says once for each reason why a node may not be drained.
-func (c Config) tell(ctx context.Context, node string, all []Guard, why string) error {
+// tell says why a node may not be drained: once, and what has changed not at once.
+func (d *driver) tell(ctx context.Context, node string, all []Guard, why string) error {
 	var errs []error
 	for _, g := range all {
 		message := fmt.Sprintf("node %s cannot be drained yet: %s (weft what-if lose %s)", node, why, node)
+		if last := d.told[g.Pod]; last.text == message || time.Since(last.at) < warnEvery {
+			continue
+		}
 		id := fnv.New32a()
 		id.Write([]byte(message)) //nolint:errcheck // it cannot fail
-		errs = append(errs, c.Kubernetes.Tell(ctx, g, fmt.Sprintf("%s.%08x", g.Pod, id.Sum32()), "DrainRefused", message))
+		err := d.Kubernetes.Tell(ctx, g, fmt.Sprintf("%s.%08x", g.Pod, id.Sum32()), "DrainRefused", message)
+		if err == nil {
+			d.told[g.Pod] = warning{message, time.Now()}
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -37,6 +38,8 @@ type world struct {
 	maintained map[string]bool
 	cordonedBy map[string]bool // in Weft, by an operator
 	silent     bool            // the manager
+	refuses    bool            // it refuses maintenance
+	hangs      bool            // it answers nothing about volumes, for ever
 
 	between func() // before each call
 }
@@ -122,7 +125,10 @@ func (w *world) Tell(_ context.Context, g Guard, _, reason, message string) erro
 	return nil
 }
 
-var errSilent = errors.New("no manager answers")
+var (
+	errSilent  = errors.New("no manager answers")
+	errRefused = errors.New("volumes in use would stop without it")
+)
 
 func (w *world) ListNodes(context.Context, *pb.ListNodesRequest, ...grpc.CallOption) (*pb.ListNodesResponse, error) {
 	w.between()
@@ -153,23 +159,22 @@ func (w *world) stop(nodes ...string) (all []string) {
 	return all
 }
 
-func (w *world) WhatIf(_ context.Context, r *pb.WhatIfRequest, _ ...grpc.CallOption) (*pb.WhatIfResponse, error) {
+func (w *world) GetDependents(ctx context.Context, r *pb.GetDependentsRequest, _ ...grpc.CallOption) (*pb.GetDependentsResponse, error) {
 	w.between()
+	if w.hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if w.silent {
 		return nil, errSilent
 	}
-	x := &pb.WhatIfResponse{}
-	for _, name := range w.stop(r.GetNodes()...) {
-		x.Volumes = append(x.Volumes, &pb.VolumeLoss{VolumeName: name, Hosts: "gpu1", Before: pb.Health_HEALTH_HEALTHY, After: pb.Health_HEALTH_UNAVAILABLE})
-	}
-	x.Volumes = append(x.Volumes, &pb.VolumeLoss{VolumeName: "used by nobody", Before: pb.Health_HEALTH_HEALTHY, After: pb.Health_HEALTH_UNAVAILABLE})
-	return x, nil
+	return &pb.GetDependentsResponse{Volumes: w.stop(r.GetNodes()...)}, nil
 }
 
 func (w *world) MaintainNode(_ context.Context, r *pb.MaintainNodeRequest, _ ...grpc.CallOption) (*pb.Node, error) {
 	w.between()
-	if all := w.stop(r.GetNode()); len(all) > 0 || w.silent {
-		return nil, fmt.Errorf("volumes in use would stop without it: %v", all)
+	if all := w.stop(r.GetNode()); len(all) > 0 || w.silent || w.refuses {
+		return nil, fmt.Errorf("%w: %v", errRefused, all)
 	}
 	w.maintained[r.GetNode()] = true
 	return &pb.Node{}, nil
@@ -185,15 +190,15 @@ func (w *world) UncordonNode(_ context.Context, r *pb.UncordonNodeRequest, _ ...
 	return &pb.Node{}, nil
 }
 
-func (w *world) driver() Config {
-	return Config{Kubernetes: w, Manager: w, Log: slog.New(slog.DiscardHandler)}
+func (w *world) driver() *driver {
+	return newDriver(Config{Kubernetes: w, Manager: w, Log: slog.New(slog.DiscardHandler)}, 0)
 }
 
 // look runs a driver until it has nothing more to do.
 func (w *world) look(t *testing.T) {
 	t.Helper()
 	for range 3 {
-		if err := w.driver().once(t.Context()); err != nil && !errors.Is(err, errSilent) {
+		if err := w.driver().once(t.Context()); err != nil && !errors.Is(err, errSilent) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
 	}
@@ -238,12 +243,95 @@ func TestANodeIsDrainedWhenItsVolumesCanDoWithoutIt(t *testing.T) {
 	}
 }
 
-// There are as many guards as storage nodes.
+// There are as many guards as storage nodes. Of too many, a StatefulSet deletes the last ones, wherever
+// they are, and asks no budget: so their number stays while a node is cordoned.
 func TestThereIsAGuardForEachNode(t *testing.T) {
 	w := newWorld("t1", "t2")
 	w.nodes = append(w.nodes, "t3")
 	if w.look(t); len(w.guards) != 3 {
 		t.Errorf("guards are %v", w.guards)
+	}
+	w.cordoned["t3"], w.nodes = true, []string{"t2", "t3"}
+	if w.look(t); w.replicas != 3 {
+		t.Errorf("while a node is cordoned, the guards become %d", w.replicas)
+	}
+	w.uncordon("t3")
+	if w.look(t); w.replicas != 2 {
+		t.Errorf("of 2 nodes, the guards stay %d", w.replicas)
+	}
+}
+
+// A manager that takes a call and never answers is as silent as one that is not there.
+func TestAManagerThatHangsLetsNobodyLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("t1", "t2")
+		w.cordoned["t1"] = true
+		w.look(t)
+		w.hangs = true
+		if w.look(t); w.evict("t1") == nil {
+			t.Error("it leaves")
+		}
+		if said := w.warnings[w.guards["t1"]]; !strings.Contains(said, "the volume manager does not answer") {
+			t.Errorf("it is said %q", said)
+		}
+	})
+}
+
+// The volume of a pod that moves is in use by nobody for a moment. That is no answer yet.
+func TestAnAnswerHasToLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld("t1", "t2")
+		w.volumes["scratch"] = in("t1")
+		w.cordoned["t1"] = true
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			ended <- Serve(ctx, Config{Kubernetes: w, Manager: w, Log: slog.New(slog.DiscardHandler)})
+		}()
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		delete(w.volumes, "scratch")
+		time.Sleep(settled - 2*every)
+		synctest.Wait()
+		w.volumes["scratch"] = in("t1")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if w.evict("t1") == nil {
+			t.Error("a node leaves while the volume there moves from pod to pod")
+		}
+		delete(w.volumes, "scratch")
+		time.Sleep(settled + 2*every)
+		synctest.Wait()
+		if err := w.evict("t1"); err != nil {
+			t.Error("a node that nothing needs any more:", err)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// The absence of one node may be refused when its guard is gone. The others are answered all the same.
+func TestARefusedAbsenceIsNoAnswerForOthers(t *testing.T) {
+	w := newWorld("t1", "t2", "t3")
+	w.cordoned["t1"] = true
+	w.look(t)
+	if err := w.evict("t1"); err != nil {
+		t.Fatal(err)
+	}
+	w.refuses = true
+	w.cordoned["t2"] = true
+	d := w.driver()
+	for range 3 {
+		if err := d.once(t.Context()); !errors.Is(err, errRefused) {
+			t.Errorf("the refusal is not told: %v", err)
+		}
+	}
+	if err := w.evict("t2"); err != nil {
+		t.Error("another node cannot be drained:", err)
+	}
+	w.refuses = false
+	if w.look(t); !w.maintained["t1"] {
+		t.Error("the absence is not announced later")
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -75,9 +76,10 @@ func TestChartRunsWeft(t *testing.T) {
 		l.Apply(chartFile(t, file))
 	}
 	beginCluster(l)
-	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller", "statefulset/weft-guard"} {
+	for _, what := range []string{"statefulset/weft-volmgr", "daemonset/weft-target", "daemonset/weft-node", "deployment/weft-controller"} {
 		l.rolledOut(what)
 	}
+	guardsStand(l)
 	t.Logf("Weft runs after %v", time.Since(start).Round(time.Millisecond))
 	onlyMembersAreAnswered(l)
 	for _, n := range l.Nodes {
@@ -258,11 +260,23 @@ func storageNodesAreDrained(l *Lab) {
 	}
 	l.t.Logf("the other storage node is drained %v after the first one is back", time.Since(begin).Round(time.Millisecond))
 	l.Kubectl("uncordon", "n2")
-	l.rolledOut("statefulset/weft-guard")
+	guardsStand(l)
 	eventually(l, 2*time.Minute, "all copies are back", func(context.Context) error {
 		out, err := weft(l, "volume", "list")
 		if err == nil && strings.Count(out, "healthy") != 1 {
 			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// guardsStand waits until each node has its guard.
+func guardsStand(l *Lab) {
+	l.t.Helper()
+	eventually(l, time.Minute, "each node has a guard", func(context.Context) error {
+		out, err := l.TryKubectl("--namespace="+namespace, "get", "statefulset", "weft-guard", "--output=jsonpath={.status.readyReplicas}")
+		if err == nil && out != strconv.Itoa(len(l.Nodes)) {
+			err = fmt.Errorf("%q are ready", out)
 		}
 		return err
 	})

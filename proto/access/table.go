@@ -67,7 +67,8 @@ var table = map[string]rule{
 	pb.Manager_ListAttachments_FullMethodName: people(Viewer, CSI),
 	pb.Manager_ListEvents_FullMethodName:      people(Viewer, CSI),
 	pb.Manager_WatchEvents_FullMethodName:     people(Viewer, CSI),
-	pb.Manager_WhatIf_FullMethodName:          people(Viewer, CSI),
+	pb.Manager_WhatIf_FullMethodName:          people(Viewer),
+	pb.Manager_GetDependents_FullMethodName:   people(Viewer, CSI),
 	pb.Manager_GetFigures_FullMethodName:      people(Viewer),
 
 	// Daily work.

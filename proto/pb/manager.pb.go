@@ -2355,6 +2355,94 @@ func (x *MoveLegRequest) GetTo() string {
 }
 
 // WhatIfRequest names what is lost for good, all at once.
+type GetDependentsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"` // one that is not known has no legs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDependentsRequest) Reset() {
+	*x = GetDependentsRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDependentsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDependentsRequest) ProtoMessage() {}
+
+func (x *GetDependentsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDependentsRequest.ProtoReflect.Descriptor instead.
+func (*GetDependentsRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *GetDependentsRequest) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+type GetDependentsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volumes       []string               `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"` // names, each with the reason: "db1 (a single copy)"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetDependentsResponse) Reset() {
+	*x = GetDependentsResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetDependentsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetDependentsResponse) ProtoMessage() {}
+
+func (x *GetDependentsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetDependentsResponse.ProtoReflect.Descriptor instead.
+func (*GetDependentsResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *GetDependentsResponse) GetVolumes() []string {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
 type WhatIfRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []string               `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
@@ -2366,7 +2454,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2466,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2479,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -2438,7 +2526,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2538,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2551,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -2575,7 +2663,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2675,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2688,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -2684,7 +2772,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2784,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2797,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -2784,7 +2872,7 @@ type CreateDrivePolicyRequest struct {
 
 func (x *CreateDrivePolicyRequest) Reset() {
 	*x = CreateDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2884,7 @@ func (x *CreateDrivePolicyRequest) String() string {
 func (*CreateDrivePolicyRequest) ProtoMessage() {}
 
 func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2897,7 @@ func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*CreateDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreateDrivePolicyRequest) GetPolicy() *DrivePolicy {
@@ -2827,7 +2915,7 @@ type ListDrivePoliciesRequest struct {
 
 func (x *ListDrivePoliciesRequest) Reset() {
 	*x = ListDrivePoliciesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2927,7 @@ func (x *ListDrivePoliciesRequest) String() string {
 func (*ListDrivePoliciesRequest) ProtoMessage() {}
 
 func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +2940,7 @@ func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 type ListDrivePoliciesResponse struct {
@@ -2864,7 +2952,7 @@ type ListDrivePoliciesResponse struct {
 
 func (x *ListDrivePoliciesResponse) Reset() {
 	*x = ListDrivePoliciesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2964,7 @@ func (x *ListDrivePoliciesResponse) String() string {
 func (*ListDrivePoliciesResponse) ProtoMessage() {}
 
 func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +2977,7 @@ func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListDrivePoliciesResponse) GetPolicies() []*DrivePolicy {
@@ -2908,7 +2996,7 @@ type DeleteDrivePolicyRequest struct {
 
 func (x *DeleteDrivePolicyRequest) Reset() {
 	*x = DeleteDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +3008,7 @@ func (x *DeleteDrivePolicyRequest) String() string {
 func (*DeleteDrivePolicyRequest) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +3021,7 @@ func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteDrivePolicyRequest) GetName() string {
@@ -2951,7 +3039,7 @@ type DeleteDrivePolicyResponse struct {
 
 func (x *DeleteDrivePolicyResponse) Reset() {
 	*x = DeleteDrivePolicyResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3051,7 @@ func (x *DeleteDrivePolicyResponse) String() string {
 func (*DeleteDrivePolicyResponse) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3064,7 @@ func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 type CreatePoolRequest struct {
@@ -2989,7 +3077,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3089,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3102,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -3041,7 +3129,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3141,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3154,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -3093,7 +3181,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3193,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3206,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -3144,7 +3232,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3244,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3257,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -3187,7 +3275,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3287,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3300,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 type CreateVolumeRequest struct {
@@ -3240,7 +3328,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3340,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3353,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -3383,7 +3471,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +3483,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +3496,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3428,7 +3516,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3440,7 +3528,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3453,7 +3541,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3488,7 +3576,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3500,7 +3588,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3513,7 +3601,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -3591,7 +3679,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3603,7 +3691,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3616,7 +3704,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -3697,7 +3785,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3797,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3810,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -3785,7 +3873,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +3885,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +3898,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -3843,7 +3931,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3855,7 +3943,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3868,7 +3956,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -3888,7 +3976,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3900,7 +3988,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3913,7 +4001,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -3940,7 +4028,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4040,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4053,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -3991,7 +4079,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4003,7 +4091,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4016,7 +4104,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -4034,7 +4122,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4134,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4147,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 type ExplainVolumeRequest struct {
@@ -4071,7 +4159,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4083,7 +4171,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4096,7 +4184,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -4119,7 +4207,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4131,7 +4219,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4144,7 +4232,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4193,7 +4281,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4293,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4306,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4257,7 +4345,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4357,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4370,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4327,7 +4415,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4339,7 +4427,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4352,7 +4440,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4391,7 +4479,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4403,7 +4491,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4416,7 +4504,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 type ListAttachmentsRequest struct {
@@ -4430,7 +4518,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4530,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4543,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4489,7 +4577,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4589,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4602,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -4544,7 +4632,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +4644,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +4657,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -4617,7 +4705,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +4717,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +4730,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -4681,7 +4769,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4781,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4794,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Figures) GetName() string {
@@ -4803,7 +4891,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4815,7 +4903,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4828,7 +4916,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -4893,7 +4981,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4905,7 +4993,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4918,7 +5006,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -4966,7 +5054,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4978,7 +5066,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4991,7 +5079,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5018,7 +5106,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +5118,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +5131,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -5068,7 +5156,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5168,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5181,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 type BackupChunk struct {
@@ -5105,7 +5193,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5117,7 +5205,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5130,7 +5218,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5148,7 +5236,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5160,7 +5248,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5173,7 +5261,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
 }
 
 type SupportBundleChunk struct {
@@ -5185,7 +5273,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5197,7 +5285,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5210,7 +5298,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -5380,7 +5468,11 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
 	"\x04copy\x18\x03 \x01(\rR\x04copy\x12\x0e\n" +
-	"\x02to\x18\x04 \x01(\tR\x02to\"\xb9\x01\n" +
+	"\x02to\x18\x04 \x01(\tR\x02to\",\n" +
+	"\x14GetDependentsRequest\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\tR\x05nodes\"1\n" +
+	"\x15GetDependentsResponse\x12\x18\n" +
+	"\avolumes\x18\x01 \x03(\tR\avolumes\"\xb9\x01\n" +
 	"\rWhatIfRequest\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\tR\x05nodes\x12\x1b\n" +
 	"\tdrive_ids\x18\x02 \x03(\tR\bdriveIds\x12:\n" +
@@ -5617,7 +5709,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\x99\x1a\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\xe9\x1a\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -5650,7 +5742,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\n" +
 	"CordonNode\x12\x1a.weft.v1.CordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
 	"\fUncordonNode\x12\x1c.weft.v1.UncordonNodeRequest\x1a\r.weft.v1.Node\x12;\n" +
-	"\fMaintainNode\x12\x1c.weft.v1.MaintainNodeRequest\x1a\r.weft.v1.Node\x123\n" +
+	"\fMaintainNode\x12\x1c.weft.v1.MaintainNodeRequest\x1a\r.weft.v1.Node\x12N\n" +
+	"\rGetDependents\x12\x1d.weft.v1.GetDependentsRequest\x1a\x1e.weft.v1.GetDependentsResponse\x123\n" +
 	"\aMoveLeg\x12\x17.weft.v1.MoveLegRequest\x1a\x0f.weft.v1.Volume\x129\n" +
 	"\x06WhatIf\x12\x16.weft.v1.WhatIfRequest\x1a\x17.weft.v1.WhatIfResponse\x127\n" +
 	"\n" +
@@ -5693,7 +5786,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
 	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
@@ -5737,120 +5830,122 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*RebalancePoolResponse)(nil),      // 39: weft.v1.RebalancePoolResponse
 	(*PlannedMove)(nil),                // 40: weft.v1.PlannedMove
 	(*MoveLegRequest)(nil),             // 41: weft.v1.MoveLegRequest
-	(*WhatIfRequest)(nil),              // 42: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),             // 43: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),                 // 44: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                    // 45: weft.v1.LegLoss
-	(*CreateDrivePolicyRequest)(nil),   // 46: weft.v1.CreateDrivePolicyRequest
-	(*ListDrivePoliciesRequest)(nil),   // 47: weft.v1.ListDrivePoliciesRequest
-	(*ListDrivePoliciesResponse)(nil),  // 48: weft.v1.ListDrivePoliciesResponse
-	(*DeleteDrivePolicyRequest)(nil),   // 49: weft.v1.DeleteDrivePolicyRequest
-	(*DeleteDrivePolicyResponse)(nil),  // 50: weft.v1.DeleteDrivePolicyResponse
-	(*CreatePoolRequest)(nil),          // 51: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),           // 52: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),          // 53: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),          // 54: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),         // 55: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),        // 56: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                    // 57: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 58: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 59: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 60: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 61: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 62: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 63: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 64: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 65: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 66: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 67: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 68: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 69: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 70: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 71: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 72: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 73: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 74: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 75: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 76: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 77: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 78: weft.v1.Figures
-	(*Rates)(nil),                      // 79: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 80: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 81: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 82: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 83: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 84: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 85: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 86: weft.v1.SupportBundleChunk
-	nil,                                // 87: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 88: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 89: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 90: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 91: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 92: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 93: weft.v1.Segment.LabelsEntry
-	nil,                                // 94: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 95: google.protobuf.Timestamp
-	(*Node)(nil),                       // 96: weft.v1.Node
-	(*Device)(nil),                     // 97: weft.v1.Device
-	(*Drive)(nil),                      // 98: weft.v1.Drive
-	(*Pool)(nil),                       // 99: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 100: google.protobuf.Duration
-	(*Attachment)(nil),                 // 101: weft.v1.Attachment
-	(Health)(0),                        // 102: weft.v1.Health
-	(LegState)(0),                      // 103: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 104: weft.v1.DrivePolicy
-	(*Place)(nil),                      // 105: weft.v1.Place
-	(*Volume)(nil),                     // 106: weft.v1.Volume
-	(AttachMode)(0),                    // 107: weft.v1.AttachMode
-	(*Event)(nil),                      // 108: weft.v1.Event
+	(*GetDependentsRequest)(nil),       // 42: weft.v1.GetDependentsRequest
+	(*GetDependentsResponse)(nil),      // 43: weft.v1.GetDependentsResponse
+	(*WhatIfRequest)(nil),              // 44: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),             // 45: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),                 // 46: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                    // 47: weft.v1.LegLoss
+	(*CreateDrivePolicyRequest)(nil),   // 48: weft.v1.CreateDrivePolicyRequest
+	(*ListDrivePoliciesRequest)(nil),   // 49: weft.v1.ListDrivePoliciesRequest
+	(*ListDrivePoliciesResponse)(nil),  // 50: weft.v1.ListDrivePoliciesResponse
+	(*DeleteDrivePolicyRequest)(nil),   // 51: weft.v1.DeleteDrivePolicyRequest
+	(*DeleteDrivePolicyResponse)(nil),  // 52: weft.v1.DeleteDrivePolicyResponse
+	(*CreatePoolRequest)(nil),          // 53: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),           // 54: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),          // 55: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),          // 56: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),         // 57: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),        // 58: weft.v1.CreateVolumeRequest
+	(*Segment)(nil),                    // 59: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 60: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 61: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 62: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 63: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 64: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 65: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 66: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 67: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 68: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 69: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 70: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 71: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 72: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 73: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 74: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 75: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 76: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 77: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 78: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 79: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 80: weft.v1.Figures
+	(*Rates)(nil),                      // 81: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 82: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 83: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 84: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 85: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 86: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 87: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 88: weft.v1.SupportBundleChunk
+	nil,                                // 89: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 90: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 91: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 92: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 93: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 94: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 95: weft.v1.Segment.LabelsEntry
+	nil,                                // 96: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 97: google.protobuf.Timestamp
+	(*Node)(nil),                       // 98: weft.v1.Node
+	(*Device)(nil),                     // 99: weft.v1.Device
+	(*Drive)(nil),                      // 100: weft.v1.Drive
+	(*Pool)(nil),                       // 101: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 102: google.protobuf.Duration
+	(*Attachment)(nil),                 // 103: weft.v1.Attachment
+	(Health)(0),                        // 104: weft.v1.Health
+	(LegState)(0),                      // 105: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 106: weft.v1.DrivePolicy
+	(*Place)(nil),                      // 107: weft.v1.Place
+	(*Volume)(nil),                     // 108: weft.v1.Volume
+	(AttachMode)(0),                    // 109: weft.v1.AttachMode
+	(*Event)(nil),                      // 110: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
 	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	95,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	97,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
 	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	96,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	87,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	96,  // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
-	97,  // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	98,  // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	88,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	89,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	99,  // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	98,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	89,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	98,  // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	99,  // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	100, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	90,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	91,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	101, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
 	40,  // 13: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	90,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	100, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	44,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	101, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	102, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	102, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	45,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	103, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	104, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	104, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	91,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	99,  // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	92,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	57,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	57,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	93,  // 29: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	105, // 30: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	94,  // 31: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	57,  // 32: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	106, // 33: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	107, // 34: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	101, // 35: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	92,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	102, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	46,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	103, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	104, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	104, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	47,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	105, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	106, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	106, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	93,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	101, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	94,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	59,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	59,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	95,  // 29: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	107, // 30: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	96,  // 31: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	59,  // 32: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	108, // 33: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	109, // 34: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	103, // 35: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
 	0,   // 36: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	100, // 37: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	78,  // 38: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	79,  // 39: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	79,  // 40: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	79,  // 41: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	79,  // 42: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	79,  // 43: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	108, // 44: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	102, // 37: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	80,  // 38: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	81,  // 39: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	81,  // 40: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	81,  // 41: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	81,  // 42: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	81,  // 43: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	110, // 44: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
 	1,   // 45: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
 	2,   // 46: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
 	5,   // 47: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
@@ -5867,90 +5962,92 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	26,  // 58: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
 	28,  // 59: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
 	30,  // 60: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	46,  // 61: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
-	47,  // 62: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
-	49,  // 63: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
+	48,  // 61: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
+	49,  // 62: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
+	51,  // 63: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
 	31,  // 64: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
 	32,  // 65: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
 	34,  // 66: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
 	35,  // 67: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
 	36,  // 68: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
 	37,  // 69: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	41,  // 70: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	42,  // 71: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	51,  // 72: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	52,  // 73: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	54,  // 74: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	38,  // 75: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	56,  // 76: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	63,  // 77: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	64,  // 78: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	66,  // 79: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	58,  // 80: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	59,  // 81: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	60,  // 82: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	61,  // 83: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	68,  // 84: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	70,  // 85: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	71,  // 86: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	72,  // 87: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	74,  // 88: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	76,  // 89: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	80,  // 90: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	82,  // 91: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	83,  // 92: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	85,  // 93: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	17,  // 94: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,   // 95: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	6,   // 96: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	8,   // 97: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	10,  // 98: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	12,  // 99: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	15,  // 100: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	15,  // 101: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	19,  // 102: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	96,  // 103: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	96,  // 104: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	23,  // 105: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	25,  // 106: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
-	27,  // 107: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	29,  // 108: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	98,  // 109: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	104, // 110: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	48,  // 111: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	50,  // 112: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	98,  // 113: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	33,  // 114: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	98,  // 115: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	96,  // 116: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	96,  // 117: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	96,  // 118: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	106, // 119: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	43,  // 120: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	99,  // 121: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	53,  // 122: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	55,  // 123: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	39,  // 124: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	106, // 125: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	106, // 126: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	65,  // 127: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	67,  // 128: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	106, // 129: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	106, // 130: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	106, // 131: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	62,  // 132: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	69,  // 133: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	106, // 134: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	101, // 135: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	73,  // 136: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	75,  // 137: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	77,  // 138: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	81,  // 139: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	108, // 140: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	84,  // 141: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	86,  // 142: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	94,  // [94:143] is the sub-list for method output_type
-	45,  // [45:94] is the sub-list for method input_type
+	42,  // 70: weft.v1.Manager.GetDependents:input_type -> weft.v1.GetDependentsRequest
+	41,  // 71: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	44,  // 72: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	53,  // 73: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	54,  // 74: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	56,  // 75: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	38,  // 76: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	58,  // 77: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	65,  // 78: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	66,  // 79: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	68,  // 80: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	60,  // 81: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	61,  // 82: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	62,  // 83: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	63,  // 84: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	70,  // 85: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	72,  // 86: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	73,  // 87: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	74,  // 88: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	76,  // 89: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	78,  // 90: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	82,  // 91: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	84,  // 92: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	85,  // 93: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	87,  // 94: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	17,  // 95: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,   // 96: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	6,   // 97: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	8,   // 98: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	10,  // 99: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	12,  // 100: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	15,  // 101: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	15,  // 102: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	19,  // 103: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	98,  // 104: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	98,  // 105: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	23,  // 106: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	25,  // 107: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	27,  // 108: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	29,  // 109: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	100, // 110: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	106, // 111: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	50,  // 112: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	52,  // 113: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	100, // 114: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	33,  // 115: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	100, // 116: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	98,  // 117: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	98,  // 118: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	98,  // 119: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	43,  // 120: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
+	108, // 121: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	45,  // 122: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	101, // 123: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	55,  // 124: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	57,  // 125: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	39,  // 126: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	108, // 127: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	108, // 128: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	67,  // 129: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	69,  // 130: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	108, // 131: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	108, // 132: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	108, // 133: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	64,  // 134: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	71,  // 135: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	108, // 136: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	103, // 137: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	75,  // 138: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	77,  // 139: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	79,  // 140: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	83,  // 141: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	110, // 142: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	86,  // 143: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	88,  // 144: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	95,  // [95:145] is the sub-list for method output_type
+	45,  // [45:95] is the sub-list for method input_type
 	45,  // [45:45] is the sub-list for extension type_name
 	45,  // [45:45] is the sub-list for extension extendee
 	0,   // [0:45] is the sub-list for field type_name
@@ -5962,14 +6059,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[59].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[61].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   94,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

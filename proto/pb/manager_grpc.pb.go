@@ -56,6 +56,7 @@ const (
 	Manager_CordonNode_FullMethodName         = "/weft.v1.Manager/CordonNode"
 	Manager_UncordonNode_FullMethodName       = "/weft.v1.Manager/UncordonNode"
 	Manager_MaintainNode_FullMethodName       = "/weft.v1.Manager/MaintainNode"
+	Manager_GetDependents_FullMethodName      = "/weft.v1.Manager/GetDependents"
 	Manager_MoveLeg_FullMethodName            = "/weft.v1.Manager/MoveLeg"
 	Manager_WhatIf_FullMethodName             = "/weft.v1.Manager/WhatIf"
 	Manager_CreatePool_FullMethodName         = "/weft.v1.Manager/CreatePool"
@@ -136,6 +137,10 @@ type ManagerClient interface {
 	UncordonNode(ctx context.Context, in *UncordonNodeRequest, opts ...grpc.CallOption) (*Node, error)
 	// MaintainNode announces that a node is switched off for a while.
 	MaintainNode(ctx context.Context, in *MaintainNodeRequest, opts ...grpc.CallOption) (*Node, error)
+	// GetDependents says which volumes in use would stop without some nodes, all at once, as
+	// MaintainNode does for one. It changes nothing. Of nodes that have not reported to this manager it
+	// assumes that nothing can be read there.
+	GetDependents(ctx context.Context, in *GetDependentsRequest, opts ...grpc.CallOption) (*GetDependentsResponse, error)
 	// MoveLeg has one leg made again elsewhere.
 	MoveLeg(ctx context.Context, in *MoveLegRequest, opts ...grpc.CallOption) (*Volume, error)
 	// WhatIf says what the loss of nodes and drives would lead to. It changes nothing.
@@ -438,6 +443,16 @@ func (c *managerClient) MaintainNode(ctx context.Context, in *MaintainNodeReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Node)
 	err := c.cc.Invoke(ctx, Manager_MaintainNode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *managerClient) GetDependents(ctx context.Context, in *GetDependentsRequest, opts ...grpc.CallOption) (*GetDependentsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetDependentsResponse)
+	err := c.cc.Invoke(ctx, Manager_GetDependents_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -765,6 +780,10 @@ type ManagerServer interface {
 	UncordonNode(context.Context, *UncordonNodeRequest) (*Node, error)
 	// MaintainNode announces that a node is switched off for a while.
 	MaintainNode(context.Context, *MaintainNodeRequest) (*Node, error)
+	// GetDependents says which volumes in use would stop without some nodes, all at once, as
+	// MaintainNode does for one. It changes nothing. Of nodes that have not reported to this manager it
+	// assumes that nothing can be read there.
+	GetDependents(context.Context, *GetDependentsRequest) (*GetDependentsResponse, error)
 	// MoveLeg has one leg made again elsewhere.
 	MoveLeg(context.Context, *MoveLegRequest) (*Volume, error)
 	// WhatIf says what the loss of nodes and drives would lead to. It changes nothing.
@@ -897,6 +916,9 @@ func (UnimplementedManagerServer) UncordonNode(context.Context, *UncordonNodeReq
 }
 func (UnimplementedManagerServer) MaintainNode(context.Context, *MaintainNodeRequest) (*Node, error) {
 	return nil, status.Error(codes.Unimplemented, "method MaintainNode not implemented")
+}
+func (UnimplementedManagerServer) GetDependents(context.Context, *GetDependentsRequest) (*GetDependentsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetDependents not implemented")
 }
 func (UnimplementedManagerServer) MoveLeg(context.Context, *MoveLegRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method MoveLeg not implemented")
@@ -1441,6 +1463,24 @@ func _Manager_MaintainNode_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_GetDependents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetDependentsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).GetDependents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_GetDependents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).GetDependents(ctx, req.(*GetDependentsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_MoveLeg_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(MoveLegRequest)
 	if err := dec(in); err != nil {
@@ -1958,6 +1998,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "MaintainNode",
 			Handler:    _Manager_MaintainNode_Handler,
+		},
+		{
+			MethodName: "GetDependents",
+			Handler:    _Manager_GetDependents_Handler,
 		},
 		{
 			MethodName: "MoveLeg",

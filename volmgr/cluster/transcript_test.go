@@ -331,6 +331,13 @@ var scriptCommands = map[string]func(*script, args) string{
 		d, _ := time.ParseDuration(a.options["for"])
 		return s.step(MaintainNode{Node: a.node(0), For: d, Force: a.has("force")})
 	},
+	"dependents": func(s *script, a args) string {
+		var nodes []block.NodeName
+		for i := range a.words {
+			nodes = append(nodes, a.node(i))
+		}
+		return fmt.Sprintln("without", nodes, "stop", s.state.Dependents(nodes...))
+	},
 	"update": (*script).update,
 	"expand": func(s *script, a args) string {
 		return s.step(ExpandVolume{a.word(0), s.size(a.options["size"])})

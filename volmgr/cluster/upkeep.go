@@ -239,7 +239,7 @@ func (in MaintainNode) apply(t *tx) (view, error) {
 	if in.For <= 0 || in.For > longestMaintenance {
 		return nil, invalid("for", "%v: must be positive and at most %v", in.For, longestMaintenance)
 	}
-	if needed := t.s.needed(in.Node); len(needed) > 0 && !in.Force {
+	if needed := t.s.Dependents(in.Node); len(needed) > 0 && !in.Force {
 		return nil, refused(ReasonNodeInUse, nodeObject(in.Node), "volumes in use would stop without it: %s", some(needed, 8)).
 			hint("wait until other copies are in sync, and detach volumes of a single copy; with --force their I/O waits while the node is off")
 	}
@@ -250,12 +250,17 @@ func (in MaintainNode) apply(t *tx) (view, error) {
 	return nodeResult(in.Node), nil
 }
 
-// needed names the volumes in use that cannot be served without a node, each with the reason.
-func (s *State) needed(node block.NodeName) (names []string) {
-	legs := s.legsOn(node, block.DriveID{})
-	for _, id := range sorted(legs) {
+// Dependents names the volumes in use that cannot be served without some nodes, each with the reason.
+func (s *State) Dependents(nodes ...block.NodeName) (names []string) {
+	affected := map[block.VolumeID]bool{}
+	for _, node := range nodes {
+		for id := range s.legsOn(node, block.DriveID{}) {
+			affected[id] = true
+		}
+	}
+	for _, id := range sorted(affected) {
 		v := s.volumes.Get(id)
-		if !v.open() || !slices.ContainsFunc(legs[id], func(l *Leg) bool { return l.trusted() && !s.spare(v, l) }) {
+		if !v.open() || s.doesWithout(v, nodes) {
 			continue
 		}
 		why := "no other copy is in sync"
@@ -265,6 +270,25 @@ func (s *State) needed(node block.NodeName) (names []string) {
 		names = append(names, fmt.Sprintf("%s (%s)", v.Name, why))
 	}
 	return names
+}
+
+// doesWithout reports whether each column that has a good leg on some nodes can be read from its other
+// legs that are served now.
+func (s *State) doesWithout(v *Volume, nodes []block.NodeName) bool {
+	serving := s.serving(v)
+	depends := map[int]bool{}
+	for _, l := range v.Legs {
+		if l.trusted() && slices.Contains(nodes, l.Node) {
+			depends[l.Column] = true
+			serving[l.Column] = serving[l.Column].Without(l.Copy)
+		}
+	}
+	for column := range depends {
+		if !v.Layout.Group().Readable(serving[column]) {
+			return false
+		}
+	}
+	return true
 }
 
 // settleUsersOf settles the volumes in use with a leg on a node that hosts write.
@@ -368,7 +392,7 @@ func (s *State) stopWaits(n *Node) (waits, stops []string) {
 	if n.MaintainedUntil.IsZero() {
 		return nil, nil
 	}
-	return s.stillUsing(n.Name), s.needed(n.Name)
+	return s.stillUsing(n.Name), s.Dependents(n.Name)
 }
 
 // stillUsing lists the legs of a target that hosts are to leave out and have not yet; none of one

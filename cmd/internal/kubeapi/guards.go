@@ -78,6 +78,9 @@ type scaleObject struct {
 
 // daemonSetObject is what Weft needs of a DaemonSet of apps/v1.
 type daemonSetObject struct {
+	Metadata struct {
+		Generation int `json:"generation"`
+	} `json:"metadata"`
 	Spec struct {
 		Template struct {
 			Spec struct {
@@ -86,7 +89,8 @@ type daemonSetObject struct {
 		} `json:"template"`
 	} `json:"spec"`
 	Status struct {
-		Desired int `json:"desiredNumberScheduled"`
+		Observed int `json:"observedGeneration"`
+		Desired  int `json:"desiredNumberScheduled"`
 	} `json:"status"`
 }
 
@@ -133,6 +137,9 @@ func (g Guards) Guards(ctx context.Context) (drain.Guards, error) {
 	k := drain.Guards{
 		Version: budget.Metadata.ResourceVersion, Stages: map[string]drain.Stage{},
 		Nodes: targets.Status.Desired, Replicas: scale.Spec.Replicas, On: map[string][]drain.Guard{},
+	}
+	if targets.Status.Observed != targets.Metadata.Generation {
+		k.Nodes = k.Replicas // the number is of another generation, or none yet
 	}
 	if text := budget.Metadata.Annotations[stagesNote]; text != "" {
 		if err := json.Unmarshal([]byte(text), &k.Stages); err != nil {

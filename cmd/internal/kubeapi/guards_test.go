@@ -40,7 +40,7 @@ func newCluster(t *testing.T) (cluster, Guards) {
 	for path, text := range map[string]string{
 		"/apis/policy/v1/namespaces/weft-system/poddisruptionbudgets/weft-guard":                        `{"metadata":{"resourceVersion":"7"},"spec":{"maxUnavailable":0,"selector":{"matchLabels":{"component":"guard","name":"weft"}}}}`,
 		"/apis/apps/v1/namespaces/weft-system/statefulsets/weft-guard/scale":                            `{"spec":{"replicas":0}}`,
-		"/apis/apps/v1/namespaces/weft-system/daemonsets/weft-target":                                   `{"spec":{"template":{"spec":{"nodeSelector":{"weft.dev/storage":"true"}}}},"status":{"desiredNumberScheduled":3}}`,
+		"/apis/apps/v1/namespaces/weft-system/daemonsets/weft-target":                                   `{"spec":{"template":{"spec":{"nodeSelector":{"weft.dev/storage":"true"}}}},"metadata":{"generation":2},"status":{"observedGeneration":2,"desiredNumberScheduled":3}}`,
 		"/api/v1/nodes?fieldSelector=spec.unschedulable%3Dtrue&labelSelector=weft.dev%2Fstorage%3Dtrue": `{"items":[{"metadata":{"name":"t1"}}]}`,
 		"/api/v1/namespaces/weft-system/pods?fieldSelector=spec.nodeName%3Dt1&labelSelector=component%3Dguard%2Cname%3Dweft": `{"items":[
 			{"metadata":{"name":"weft-guard-0","uid":"u0"},"status":{"phase":"Running"}},
@@ -78,7 +78,8 @@ func (c cluster) patched(w http.ResponseWriter, r *http.Request, object map[stri
 		return false
 	}
 	if have, ok := object["metadata"].(map[string]any); ok {
-		named, _ := patch["metadata"].(map[string]any)["resourceVersion"].(string)
+		in, _ := patch["metadata"].(map[string]any)
+		named, _ := in["resourceVersion"].(string)
 		if named != "" && named != have["resourceVersion"] {
 			w.WriteHeader(http.StatusConflict)
 			return false

@@ -324,5 +324,5 @@ lifecycle:
 
 {{- /* not empty if storage nodes have guards */ -}}
 {{- define "weft.guarded" -}}
-{{- if and .Values.target.enabled .Values.target.guard.enabled .Values.controller.enabled }}true{{ end }}
+{{- if and .Values.target.enabled (dig "guard" "enabled" false .Values.target) .Values.controller.enabled }}true{{ end }}
 {{- end }}
