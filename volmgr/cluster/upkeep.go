@@ -417,11 +417,6 @@ func (s *State) stillUsing(node block.NodeName) (waits []string) {
 	return waits
 }
 
-// spare reports whether a leg's column can be read from its other legs that are served now.
-func (s *State) spare(v *Volume, l *Leg) bool {
-	return v.Layout.Group().Readable(s.serving(v)[l.Column].Without(l.Copy))
-}
-
 // settleMaintenance ends the maintenances whose time is over. The others may find legs that are
 // no longer needed.
 func (t *tx) settleMaintenance() {
