@@ -384,6 +384,9 @@ func (r *chaos) kinds() []kind {
 		{"expand", 4, r.expand},
 		{"scrub", 3, r.scrub},
 	}
+	if len(r.cluster.managers) > 1 {
+		all = append(all, kind{"lose the majority", 1, r.loseMajority})
+	}
 	return append(all, r.managerKinds()...)
 }
 

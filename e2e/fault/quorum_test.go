@@ -259,3 +259,35 @@ func (r *chaos) loseManagers() string {
 	}
 	return "all managers lose their power"
 }
+
+// loseMajority loses the disks of all managers but one, which an operator makes the only one
+// (weft volmgr recover). Half of the time it was cut off from the others before, and lacks what they have
+// confirmed since.
+func (r *chaos) loseMajority() string {
+	c := r.cluster
+	r.heal()
+	c.clerk.hold()
+	survivor, what := r.manager(), ""
+	if r.random.IntN(2) == 0 {
+		what = ", which was cut off before"
+		for _, other := range c.managers {
+			if other != survivor {
+				c.network.part(survivor.name, other.name, true)
+			}
+		}
+		time.Sleep(time.Duration(r.random.Int64N(int64(8 * time.Second))))
+	}
+	c.killManager()
+	config := c.managers[0].config()
+	recovered := config.Dir + ".recovered"
+	config.Dir = recovered
+	if _, err := volmgr.Recover(config, survivor.store); err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	c.loseStore()
+	if err := os.Rename(recovered, c.managers[0].store); err != nil {
+		c.t.Fatalf("%v", err)
+	}
+	c.network.heal()
+	return survivor.name + what + ", is the only one left; " + r.startAnew()
+}
