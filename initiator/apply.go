@@ -158,7 +158,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	}
 	options := fabrics.Options{
 		Portal: o.Portal, NQN: o.Subsystem, Host: k.agent.host(),
-		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.cfg.KeepAlive, ReconnectDelay: reconnectDelay(o.Portal),
+		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.keepAlive(o.Portal), ReconnectDelay: reconnectDelay(o.Portal),
 	}
 	if !o.Keys.IsZero() {
 		var err error
@@ -179,6 +179,18 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 		})
 	}()
 	return nil
+}
+
+// rdmaKeepAlive is so long that no keep-alive is under way, as a rule, when a path is cut: newer kernels
+// (Debian's 6.1.0-56) wait for its end, for up to a minute, before they fail the I/O of the connection. The
+// time limit of I/O and the agent's probes find the loss.
+const rdmaKeepAlive = time.Minute
+
+func (a *Agent) keepAlive(p block.Portal) time.Duration {
+	if p.Transport == block.RDMA {
+		return rdmaKeepAlive
+	}
+	return a.cfg.KeepAlive
 }
 
 // reconnectDelay is how long the kernel waits between attempts to connect again. With RDMA an
