@@ -40,7 +40,7 @@ func (p publication) context() map[string]string {
 
 // parsePublication is the inverse of context; an error names the key.
 func parsePublication(context map[string]string) (publication, error) {
-	name, err := block.ParseVolumeName(context[publishVolume])
+	name, err := block.ParseDeviceName(context[publishVolume])
 	if err != nil {
 		return publication{}, fmt.Errorf("publish_context[%s]: %w", publishVolume, err)
 	}

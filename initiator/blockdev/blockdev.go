@@ -64,7 +64,7 @@ type Options struct {
 }
 
 func (o Options) withDefaults() (Options, error) {
-	if _, err := block.ParseVolumeName(string(o.Name)); err != nil {
+	if _, err := block.ParseDeviceName(string(o.Name)); err != nil {
 		return o, err
 	}
 	o.Kind = cmp.Or(o.Kind, Auto)

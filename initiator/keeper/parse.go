@@ -22,7 +22,7 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 	if err != nil {
 		return nil, fmt.Errorf("volume id: %w", err)
 	}
-	name, err := block.ParseVolumeName(p.GetVolumeName())
+	name, err := block.ParseDeviceName(p.GetVolumeName())
 	if err != nil {
 		return nil, err
 	}

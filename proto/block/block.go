@@ -99,8 +99,12 @@ func ParseDriveID(s string) (DriveID, error) { u, err := ParseUUID(s); return Dr
 type NodeName string
 
 // VolumeName is what users call a volume: 1 to 63 characters, a to z, 0 to 9, '-', '.'
-// and '_', beginning with a letter or digit, so that it can stand in a path.
+// and '_', beginning with a letter or digit, so that it can stand in a path. A snapshot is called
+// like its volume and, after an '@', by such a name of its own: "db1@mon".
 type VolumeName string
+
+// Snapshot returns the name of a volume's snapshot.
+func (n VolumeName) Snapshot(name string) VolumeName { return n + "@" + VolumeName(name) }
 
 // ParseNodeName checks s.
 func ParseNodeName(s string) (NodeName, error) {
@@ -110,12 +114,31 @@ func ParseNodeName(s string) (NodeName, error) {
 	return NodeName(s), nil
 }
 
-// ParseVolumeName checks s.
+// ParseVolumeName checks s, which is not the name of a snapshot.
 func ParseVolumeName(s string) (VolumeName, error) {
 	if err := checkName(s); err != nil {
 		return "", fmt.Errorf("volume name %q: %w", s, err)
 	}
 	return VolumeName(s), nil
+}
+
+// ParseSnapshotName checks s, the name of a volume's snapshot without that of the volume.
+func ParseSnapshotName(s string) (string, error) {
+	if err := checkName(s); err != nil {
+		return "", fmt.Errorf("snapshot name %q: %w", s, err)
+	}
+	return s, nil
+}
+
+// ParseDeviceName checks s, the name of a volume or of a snapshot, which hosts have as a device.
+func ParseDeviceName(s string) (VolumeName, error) {
+	volume, snapshot, ok := strings.Cut(s, "@")
+	name, err := ParseVolumeName(volume)
+	if err != nil || !ok {
+		return name, err
+	}
+	snapshot, err = ParseSnapshotName(snapshot)
+	return name.Snapshot(snapshot), err
 }
 
 func checkName(s string) error {

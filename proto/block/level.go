@@ -11,13 +11,14 @@ package block
 //	2  the level is a record; so are tokens, authorities, who has joined and is shut out, who asked
 //	   for what, policies for drives, and the secret from which the keys of exports follow
 //	3  volumes may be thin; hosts may be without an agent
+//	4  thin volumes may have snapshots and clones
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 3
+	KnownLevel Level = 4
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

@@ -84,6 +84,57 @@ func (Ability) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{0}
 }
 
+type LegOriginKind int32
+
+const (
+	LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED LegOriginKind = 0
+	// It is what the other leg holds at a moment in which the target carries this out, with every write
+	// that was acknowledged before, and never changes.
+	LegOriginKind_LEG_ORIGIN_KIND_FREEZE LegOriginKind = 1
+	LegOriginKind_LEG_ORIGIN_KIND_CLONE  LegOriginKind = 2 // it begins as the other leg, which is frozen
+)
+
+// Enum value maps for LegOriginKind.
+var (
+	LegOriginKind_name = map[int32]string{
+		0: "LEG_ORIGIN_KIND_UNSPECIFIED",
+		1: "LEG_ORIGIN_KIND_FREEZE",
+		2: "LEG_ORIGIN_KIND_CLONE",
+	}
+	LegOriginKind_value = map[string]int32{
+		"LEG_ORIGIN_KIND_UNSPECIFIED": 0,
+		"LEG_ORIGIN_KIND_FREEZE":      1,
+		"LEG_ORIGIN_KIND_CLONE":       2,
+	}
+)
+
+func (x LegOriginKind) Enum() *LegOriginKind {
+	p := new(LegOriginKind)
+	*p = x
+	return p
+}
+
+func (x LegOriginKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (LegOriginKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+}
+
+func (LegOriginKind) Type() protoreflect.EnumType {
+	return &file_weft_v1_agent_proto_enumTypes[1]
+}
+
+func (x LegOriginKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use LegOriginKind.Descriptor instead.
+func (LegOriginKind) EnumDescriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
 type AttachmentPhase int32
 
 const (
@@ -132,11 +183,11 @@ func (x AttachmentPhase) String() string {
 }
 
 func (AttachmentPhase) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[1].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
 }
 
 func (AttachmentPhase) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[1]
+	return &file_weft_v1_agent_proto_enumTypes[2]
 }
 
 func (x AttachmentPhase) Number() protoreflect.EnumNumber {
@@ -145,7 +196,7 @@ func (x AttachmentPhase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AttachmentPhase.Descriptor instead.
 func (AttachmentPhase) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 type ScrubOutcome int32
@@ -187,11 +238,11 @@ func (x ScrubOutcome) String() string {
 }
 
 func (ScrubOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[2].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
 }
 
 func (ScrubOutcome) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[2]
+	return &file_weft_v1_agent_proto_enumTypes[3]
 }
 
 func (x ScrubOutcome) Number() protoreflect.EnumNumber {
@@ -200,7 +251,7 @@ func (x ScrubOutcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ScrubOutcome.Descriptor instead.
 func (ScrubOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 type HoldState int32
@@ -239,11 +290,11 @@ func (x HoldState) String() string {
 }
 
 func (HoldState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[3].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
 }
 
 func (HoldState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[3]
+	return &file_weft_v1_agent_proto_enumTypes[4]
 }
 
 func (x HoldState) Number() protoreflect.EnumNumber {
@@ -252,7 +303,7 @@ func (x HoldState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use HoldState.Descriptor instead.
 func (HoldState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 type GiveUpReason int32
@@ -291,11 +342,11 @@ func (x GiveUpReason) String() string {
 }
 
 func (GiveUpReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[4].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[5].Descriptor()
 }
 
 func (GiveUpReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[4]
+	return &file_weft_v1_agent_proto_enumTypes[5]
 }
 
 func (x GiveUpReason) Number() protoreflect.EnumNumber {
@@ -304,7 +355,7 @@ func (x GiveUpReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GiveUpReason.Descriptor instead.
 func (GiveUpReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 // LinkState is how well a host reaches a leg.
@@ -347,11 +398,11 @@ func (x LinkState) String() string {
 }
 
 func (LinkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[5].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[6].Descriptor()
 }
 
 func (LinkState) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[5]
+	return &file_weft_v1_agent_proto_enumTypes[6]
 }
 
 func (x LinkState) Number() protoreflect.EnumNumber {
@@ -360,7 +411,7 @@ func (x LinkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LinkState.Descriptor instead.
 func (LinkState) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 type StaleReason int32
@@ -417,11 +468,11 @@ func (x StaleReason) String() string {
 }
 
 func (StaleReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[6].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[7].Descriptor()
 }
 
 func (StaleReason) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[6]
+	return &file_weft_v1_agent_proto_enumTypes[7]
 }
 
 func (x StaleReason) Number() protoreflect.EnumNumber {
@@ -430,7 +481,7 @@ func (x StaleReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StaleReason.Descriptor instead.
 func (StaleReason) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 type FiguresSource int32
@@ -466,11 +517,11 @@ func (x FiguresSource) String() string {
 }
 
 func (FiguresSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[7].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[8].Descriptor()
 }
 
 func (FiguresSource) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[7]
+	return &file_weft_v1_agent_proto_enumTypes[8]
 }
 
 func (x FiguresSource) Number() protoreflect.EnumNumber {
@@ -479,7 +530,7 @@ func (x FiguresSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FiguresSource.Descriptor instead.
 func (FiguresSource) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 type SupportSource int32
@@ -515,11 +566,11 @@ func (x SupportSource) String() string {
 }
 
 func (SupportSource) Descriptor() protoreflect.EnumDescriptor {
-	return file_weft_v1_agent_proto_enumTypes[8].Descriptor()
+	return file_weft_v1_agent_proto_enumTypes[9].Descriptor()
 }
 
 func (SupportSource) Type() protoreflect.EnumType {
-	return &file_weft_v1_agent_proto_enumTypes[8]
+	return &file_weft_v1_agent_proto_enumTypes[9]
 }
 
 func (x SupportSource) Number() protoreflect.EnumNumber {
@@ -528,7 +579,7 @@ func (x SupportSource) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SupportSource.Descriptor instead.
 func (SupportSource) EnumDescriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 // Scale says how a state, reported or wanted, is sent over a stream. Only package
@@ -792,7 +843,8 @@ type TargetReport struct {
 	Integrity bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
 	// Its next process can take over from it: the exports stay, and hosts reconnect at once.
 	HandsOver     bool `protobuf:"varint,23,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
-	Thin          bool `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"` // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
+	Thin          bool `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"`           // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
+	Snapshots     bool `protobuf:"varint,25,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // it knows WantedLeg.origin
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -991,6 +1043,13 @@ func (x *TargetReport) GetHandsOver() bool {
 func (x *TargetReport) GetThin() bool {
 	if x != nil {
 		return x.Thin
+	}
+	return false
+}
+
+func (x *TargetReport) GetSnapshots() bool {
+	if x != nil {
+		return x.Snapshots
 	}
 	return false
 }
@@ -1478,7 +1537,8 @@ type VolumeLabel struct {
 	OtherLegs    []string `protobuf:"bytes,17,rep,name=other_legs,json=otherLegs,proto3" json:"other_legs,omitempty"`
 	ListsAllLegs bool     `protobuf:"varint,18,opt,name=lists_all_legs,json=listsAllLegs,proto3" json:"lists_all_legs,omitempty"` // older versions did not list the other legs
 	// Columns that have one leg more than they have copies, while one is made again elsewhere.
-	CrowdedColumns []uint32 `protobuf:"varint,19,rep,packed,name=crowded_columns,json=crowdedColumns,proto3" json:"crowded_columns,omitempty"`
+	CrowdedColumns []uint32    `protobuf:"varint,19,rep,packed,name=crowded_columns,json=crowdedColumns,proto3" json:"crowded_columns,omitempty"`
+	Snapshot       *SnapshotOf `protobuf:"bytes,20,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // unset: it is no snapshot
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1642,6 +1702,13 @@ func (x *VolumeLabel) GetListsAllLegs() bool {
 func (x *VolumeLabel) GetCrowdedColumns() []uint32 {
 	if x != nil {
 		return x.CrowdedColumns
+	}
+	return nil
+}
+
+func (x *VolumeLabel) GetSnapshot() *SnapshotOf {
+	if x != nil {
+		return x.Snapshot
 	}
 	return nil
 }
@@ -2306,8 +2373,9 @@ type WantedLeg struct {
 	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
-	Blank         bool   `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
-	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
+	Blank         bool       `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	TreeId        string     `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
+	Origin        *LegOrigin `protobuf:"bytes,14,opt,name=origin,proto3" json:"origin,omitempty"`               // unset: the leg begins as zeroes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2433,6 +2501,75 @@ func (x *WantedLeg) GetTreeId() string {
 	return ""
 }
 
+func (x *WantedLeg) GetOrigin() *LegOrigin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
+// LegOrigin says what a mapped leg begins as: something of another leg of its tree. It counts until
+// the leg is in its tree.
+type LegOrigin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Kind          LegOriginKind          `protobuf:"varint,2,opt,name=kind,proto3,enum=weft.v1.LegOriginKind" json:"kind,omitempty"`
+	Wait          bool                   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"` // only make the record of the leg, as long as this is set
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LegOrigin) Reset() {
+	*x = LegOrigin{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LegOrigin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LegOrigin) ProtoMessage() {}
+
+func (x *LegOrigin) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LegOrigin.ProtoReflect.Descriptor instead.
+func (*LegOrigin) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LegOrigin) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *LegOrigin) GetKind() LegOriginKind {
+	if x != nil {
+		return x.Kind
+	}
+	return LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED
+}
+
+func (x *LegOrigin) GetWait() bool {
+	if x != nil {
+		return x.Wait
+	}
+	return false
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -2455,7 +2592,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2604,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2617,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2573,7 +2710,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2722,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2735,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2626,7 +2763,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2638,7 +2775,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2651,7 +2788,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2699,7 +2836,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2848,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2861,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -2854,7 +2991,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +3003,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3016,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -2913,7 +3050,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2925,7 +3062,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2938,7 +3075,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -2981,7 +3118,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3130,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3143,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -3149,7 +3286,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3298,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3311,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HealReport) GetRun() string {
@@ -3218,7 +3355,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3367,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3380,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -3284,7 +3421,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3433,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3446,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3344,7 +3481,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3356,7 +3493,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3369,7 +3506,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3467,7 +3604,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3479,7 +3616,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3492,7 +3629,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3526,7 +3663,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3675,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3688,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3619,7 +3756,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +3768,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +3781,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3666,7 +3803,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3815,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3828,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3721,7 +3858,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3870,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +3883,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3784,7 +3921,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3933,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3946,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -3860,7 +3997,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +4009,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +4022,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -3954,7 +4091,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3966,7 +4103,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3979,7 +4116,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -4121,7 +4258,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4133,7 +4270,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4146,7 +4283,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Scrub) GetId() string {
@@ -4211,7 +4348,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4360,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4373,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Hold) GetId() string {
@@ -4294,7 +4431,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4443,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4456,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4470,7 +4607,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4482,7 +4619,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4495,7 +4632,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4569,7 +4706,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4581,7 +4718,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4594,7 +4731,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4639,7 +4776,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4788,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4801,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4707,7 +4844,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +4856,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +4869,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4774,7 +4911,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4786,7 +4923,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4799,7 +4936,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4834,7 +4971,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +4983,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +4996,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -4898,7 +5035,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4910,7 +5047,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4923,7 +5060,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -4981,7 +5118,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5130,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5006,7 +5143,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -5090,7 +5227,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5102,7 +5239,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5115,7 +5252,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -5168,7 +5305,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5180,7 +5317,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5193,7 +5330,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
@@ -5207,7 +5344,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5219,7 +5356,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5232,7 +5369,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -5265,7 +5402,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5277,7 +5414,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5290,7 +5427,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5367,7 +5504,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xad\a\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xcb\a\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -5399,7 +5536,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\tintegrity\x18\x16 \x01(\bR\tintegrity\x12\x1d\n" +
 	"\n" +
 	"hands_over\x18\x17 \x01(\bR\thandsOver\x12\x12\n" +
-	"\x04thin\x18\x18 \x01(\bR\x04thin\x1a9\n" +
+	"\x04thin\x18\x18 \x01(\bR\x04thin\x12\x1c\n" +
+	"\tsnapshots\x18\x19 \x01(\bR\tsnapshots\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -5442,7 +5580,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
-	"\atree_id\x18\r \x01(\tR\x06treeId\"\xb8\x05\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe9\x05\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -5468,7 +5606,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"other_legs\x18\x11 \x03(\tR\totherLegs\x12$\n" +
 	"\x0elists_all_legs\x18\x12 \x01(\bR\flistsAllLegs\x12'\n" +
-	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x1a9\n" +
+	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x12/\n" +
+	"\bsnapshot\x18\x14 \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
@@ -5534,7 +5673,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x90\x03\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xbc\x03\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -5550,7 +5689,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
 	"\x05blank\x18\f \x01(\bR\x05blank\x12\x17\n" +
-	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe2\x02\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\x12*\n" +
+	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\"b\n" +
+	"\tLegOrigin\x12\x15\n" +
+	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12*\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x16.weft.v1.LegOriginKindR\x04kind\x12\x12\n" +
+	"\x04wait\x18\x03 \x01(\bR\x04wait\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -5837,7 +5981,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fABILITY_UNKNOWN\x10\x01\x12\x0e\n" +
 	"\n" +
 	"ABILITY_NO\x10\x02\x12\x0f\n" +
-	"\vABILITY_YES\x10\x03*\x9d\x02\n" +
+	"\vABILITY_YES\x10\x03*g\n" +
+	"\rLegOriginKind\x12\x1f\n" +
+	"\x1bLEG_ORIGIN_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16LEG_ORIGIN_KIND_FREEZE\x10\x01\x12\x19\n" +
+	"\x15LEG_ORIGIN_KIND_CLONE\x10\x02*\x9d\x02\n" +
 	"\x0fAttachmentPhase\x12 \n" +
 	"\x1cATTACHMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_PHASE_CONNECTING\x10\x01\x12\x1f\n" +
@@ -5908,200 +6056,206 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 	return file_weft_v1_agent_proto_rawDescData
 }
 
-var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
-	(AttachmentPhase)(0),          // 1: weft.v1.AttachmentPhase
-	(ScrubOutcome)(0),             // 2: weft.v1.ScrubOutcome
-	(HoldState)(0),                // 3: weft.v1.HoldState
-	(GiveUpReason)(0),             // 4: weft.v1.GiveUpReason
-	(LinkState)(0),                // 5: weft.v1.LinkState
-	(StaleReason)(0),              // 6: weft.v1.StaleReason
-	(FiguresSource)(0),            // 7: weft.v1.FiguresSource
-	(SupportSource)(0),            // 8: weft.v1.SupportSource
-	(*Scale)(nil),                 // 9: weft.v1.Scale
-	(*Difference)(nil),            // 10: weft.v1.Difference
-	(*Piece)(nil),                 // 11: weft.v1.Piece
-	(*TargetReport)(nil),          // 12: weft.v1.TargetReport
-	(*Refusals)(nil),              // 13: weft.v1.Refusals
-	(*DriveReport)(nil),           // 14: weft.v1.DriveReport
-	(*TreeLabel)(nil),             // 15: weft.v1.TreeLabel
-	(*ReserveLabel)(nil),          // 16: weft.v1.ReserveLabel
-	(*LegLabel)(nil),              // 17: weft.v1.LegLabel
-	(*VolumeLabel)(nil),           // 18: weft.v1.VolumeLabel
-	(*LegReport)(nil),             // 19: weft.v1.LegReport
-	(*Admission)(nil),             // 20: weft.v1.Admission
-	(*ExportReport)(nil),          // 21: weft.v1.ExportReport
-	(*TargetWanted)(nil),          // 22: weft.v1.TargetWanted
-	(*WantedSpace)(nil),           // 23: weft.v1.WantedSpace
-	(*Discovered)(nil),            // 24: weft.v1.Discovered
-	(*TargetHandover)(nil),        // 25: weft.v1.TargetHandover
-	(*WantedDrive)(nil),           // 26: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 27: weft.v1.WantedLeg
-	(*WantedExport)(nil),          // 28: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 29: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 30: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 31: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 32: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 33: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 34: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 35: weft.v1.HealReport
-	(*CopyReport)(nil),            // 36: weft.v1.CopyReport
-	(*InUse)(nil),                 // 37: weft.v1.InUse
-	(*ScrubReport)(nil),           // 38: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 39: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 40: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 41: weft.v1.Copies
-	(*HoldReport)(nil),            // 42: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 43: weft.v1.GaveUp
-	(*LegLink)(nil),               // 44: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 45: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 46: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 47: weft.v1.Scrub
-	(*Hold)(nil),                  // 48: weft.v1.Hold
-	(*WantedLink)(nil),            // 49: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 50: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 51: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 52: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 53: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 54: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 55: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 56: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 57: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 58: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 59: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 60: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 61: weft.v1.SupportAnswer
-	nil,                           // 62: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 63: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 64: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 65: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 66: weft.v1.Portal
-	(*Device)(nil),                // 67: weft.v1.Device
-	(*Problem)(nil),               // 68: weft.v1.Problem
-	(*Extent)(nil),                // 69: weft.v1.Extent
-	(ImageKind)(0),                // 70: weft.v1.ImageKind
-	(*Layout)(nil),                // 71: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
-	(*Host)(nil),                  // 73: weft.v1.Host
-	(AttachMode)(0),               // 74: weft.v1.AttachMode
-	(*Place)(nil),                 // 75: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 76: google.protobuf.Duration
-	(LegState)(0),                 // 77: weft.v1.LegState
+	(LegOriginKind)(0),            // 1: weft.v1.LegOriginKind
+	(AttachmentPhase)(0),          // 2: weft.v1.AttachmentPhase
+	(ScrubOutcome)(0),             // 3: weft.v1.ScrubOutcome
+	(HoldState)(0),                // 4: weft.v1.HoldState
+	(GiveUpReason)(0),             // 5: weft.v1.GiveUpReason
+	(LinkState)(0),                // 6: weft.v1.LinkState
+	(StaleReason)(0),              // 7: weft.v1.StaleReason
+	(FiguresSource)(0),            // 8: weft.v1.FiguresSource
+	(SupportSource)(0),            // 9: weft.v1.SupportSource
+	(*Scale)(nil),                 // 10: weft.v1.Scale
+	(*Difference)(nil),            // 11: weft.v1.Difference
+	(*Piece)(nil),                 // 12: weft.v1.Piece
+	(*TargetReport)(nil),          // 13: weft.v1.TargetReport
+	(*Refusals)(nil),              // 14: weft.v1.Refusals
+	(*DriveReport)(nil),           // 15: weft.v1.DriveReport
+	(*TreeLabel)(nil),             // 16: weft.v1.TreeLabel
+	(*ReserveLabel)(nil),          // 17: weft.v1.ReserveLabel
+	(*LegLabel)(nil),              // 18: weft.v1.LegLabel
+	(*VolumeLabel)(nil),           // 19: weft.v1.VolumeLabel
+	(*LegReport)(nil),             // 20: weft.v1.LegReport
+	(*Admission)(nil),             // 21: weft.v1.Admission
+	(*ExportReport)(nil),          // 22: weft.v1.ExportReport
+	(*TargetWanted)(nil),          // 23: weft.v1.TargetWanted
+	(*WantedSpace)(nil),           // 24: weft.v1.WantedSpace
+	(*Discovered)(nil),            // 25: weft.v1.Discovered
+	(*TargetHandover)(nil),        // 26: weft.v1.TargetHandover
+	(*WantedDrive)(nil),           // 27: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 28: weft.v1.WantedLeg
+	(*LegOrigin)(nil),             // 29: weft.v1.LegOrigin
+	(*WantedExport)(nil),          // 30: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 31: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 32: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 33: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 34: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 35: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 36: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 37: weft.v1.HealReport
+	(*CopyReport)(nil),            // 38: weft.v1.CopyReport
+	(*InUse)(nil),                 // 39: weft.v1.InUse
+	(*ScrubReport)(nil),           // 40: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 41: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 42: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 43: weft.v1.Copies
+	(*HoldReport)(nil),            // 44: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 45: weft.v1.GaveUp
+	(*LegLink)(nil),               // 46: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 47: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 48: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 49: weft.v1.Scrub
+	(*Hold)(nil),                  // 50: weft.v1.Hold
+	(*WantedLink)(nil),            // 51: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 52: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 53: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 54: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 55: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 56: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 57: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 58: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 59: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 60: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 61: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 62: weft.v1.SupportQuestion
+	(*SupportAnswer)(nil),         // 63: weft.v1.SupportAnswer
+	nil,                           // 64: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 65: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 66: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 67: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 68: weft.v1.Portal
+	(*Device)(nil),                // 69: weft.v1.Device
+	(*Problem)(nil),               // 70: weft.v1.Problem
+	(*Extent)(nil),                // 71: weft.v1.Extent
+	(ImageKind)(0),                // 72: weft.v1.ImageKind
+	(*Layout)(nil),                // 73: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 74: google.protobuf.Timestamp
+	(*SnapshotOf)(nil),            // 75: weft.v1.SnapshotOf
+	(*Host)(nil),                  // 76: weft.v1.Host
+	(AttachMode)(0),               // 77: weft.v1.AttachMode
+	(*Place)(nil),                 // 78: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 79: google.protobuf.Duration
+	(LegState)(0),                 // 80: weft.v1.LegState
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
-	10,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
-	11,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	62,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	66,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	67,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
-	14,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
-	19,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
-	20,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
-	21,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	68,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
-	9,   // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
+	11,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
+	12,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
+	64,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	68,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	69,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	15,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
+	20,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
+	21,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
+	22,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
+	70,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	10,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
-	13,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	17,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	15,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	69,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	69,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	69,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	69,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	18,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	70,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	71,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	63,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	72,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	26,  // 24: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	27,  // 25: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	20,  // 26: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	28,  // 27: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	9,   // 28: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	23,  // 29: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
-	24,  // 30: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	69,  // 31: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	66,  // 32: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	29,  // 33: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
-	22,  // 34: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	67,  // 35: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	64,  // 36: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	66,  // 37: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	69,  // 38: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	18,  // 39: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	70,  // 40: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	73,  // 41: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	30,  // 42: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	29,  // 43: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	65,  // 44: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	73,  // 45: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	34,  // 46: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	68,  // 47: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	32,  // 48: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	9,   // 49: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	33,  // 50: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	1,   // 51: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	44,  // 52: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	43,  // 53: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	42,  // 54: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	37,  // 55: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	38,  // 56: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	36,  // 57: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	35,  // 58: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	40,  // 59: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	40,  // 60: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	39,  // 61: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	41,  // 62: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	41,  // 63: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	2,   // 64: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	3,   // 65: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	4,   // 66: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	5,   // 67: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	46,  // 68: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	9,   // 69: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	71,  // 70: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	74,  // 71: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	49,  // 72: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	48,  // 73: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	47,  // 74: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	75,  // 75: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	39,  // 76: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	76,  // 77: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	77,  // 78: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	66,  // 79: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	29,  // 80: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	73,  // 81: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	51,  // 82: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	6,   // 83: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	72,  // 84: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	54,  // 85: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	7,   // 86: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	57,  // 87: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	58,  // 88: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	58,  // 89: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	58,  // 90: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	58,  // 91: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	58,  // 92: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	8,   // 93: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	12,  // 94: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	31,  // 95: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	50,  // 96: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	53,  // 97: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	56,  // 98: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	61,  // 99: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	22,  // 100: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	45,  // 101: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	52,  // 102: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	55,  // 103: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	59,  // 104: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	60,  // 105: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	100, // [100:106] is the sub-list for method output_type
-	94,  // [94:100] is the sub-list for method input_type
-	94,  // [94:94] is the sub-list for extension type_name
-	94,  // [94:94] is the sub-list for extension extendee
-	0,   // [0:94] is the sub-list for field type_name
+	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
+	18,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	16,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	71,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	71,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	71,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	71,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	19,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	72,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	73,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	65,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	74,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	75,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	27,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	28,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	21,  // 27: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	30,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	10,  // 29: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	24,  // 30: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	25,  // 31: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	71,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	68,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	31,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	23,  // 35: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	69,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	66,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	68,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	71,  // 39: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	19,  // 40: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	72,  // 41: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	29,  // 42: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
+	1,   // 43: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
+	76,  // 44: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	32,  // 45: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	31,  // 46: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	67,  // 47: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	76,  // 48: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	36,  // 49: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	70,  // 50: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	34,  // 51: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 52: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	35,  // 53: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 54: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	46,  // 55: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	45,  // 56: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	44,  // 57: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	39,  // 58: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	40,  // 59: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	38,  // 60: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	37,  // 61: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	42,  // 62: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	42,  // 63: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	41,  // 64: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	43,  // 65: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	43,  // 66: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 67: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 68: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 69: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 70: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	48,  // 71: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 72: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	73,  // 73: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	77,  // 74: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	51,  // 75: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	50,  // 76: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	49,  // 77: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	78,  // 78: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	41,  // 79: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	79,  // 80: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	80,  // 81: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	68,  // 82: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	31,  // 83: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	76,  // 84: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	53,  // 85: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 86: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	74,  // 87: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	56,  // 88: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 89: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	59,  // 90: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	60,  // 91: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	60,  // 92: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	60,  // 93: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	60,  // 94: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	60,  // 95: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	9,   // 96: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	13,  // 97: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	33,  // 98: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	52,  // 99: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	55,  // 100: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	58,  // 101: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	63,  // 102: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 103: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	47,  // 104: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	54,  // 105: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	57,  // 106: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	61,  // 107: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	62,  // 108: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	103, // [103:109] is the sub-list for method output_type
+	97,  // [97:103] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -6110,14 +6264,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[31].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   57,
+			NumEnums:      10,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3322,8 +3322,11 @@ type CreateVolumeRequest struct {
 	Authentication string `protobuf:"bytes,13,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty means "prefer"
 	Integrity      bool   `protobuf:"varint,14,opt,name=integrity,proto3" json:"integrity,omitempty"`          // as in Layout
 	Thin           bool   `protobuf:"varint,15,opt,name=thin,proto3" json:"thin,omitempty"`                    // as in Volume
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The volume begins as this snapshot, name or id, and shares space with it. It is where the snapshot
+	// is, and has its layout. Its size may be larger; 0 means the snapshot's.
+	From          string `protobuf:"bytes,16,opt,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateVolumeRequest) Reset() {
@@ -3461,6 +3464,161 @@ func (x *CreateVolumeRequest) GetThin() bool {
 	return false
 }
 
+func (x *CreateVolumeRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+type CreateSnapshotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*NewSnapshot         `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // at most 64, of one volume each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotsRequest) Reset() {
+	*x = CreateSnapshotsRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotsRequest) ProtoMessage() {}
+
+func (x *CreateSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *CreateSnapshotsRequest) GetSnapshots() []*NewSnapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+type NewSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`     // "mon": the snapshot is called "db1@mon"
+	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewSnapshot) Reset() {
+	*x = NewSnapshot{}
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewSnapshot) ProtoMessage() {}
+
+func (x *NewSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewSnapshot.ProtoReflect.Descriptor instead.
+func (*NewSnapshot) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *NewSnapshot) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *NewSnapshot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NewSnapshot) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+type CreateSnapshotsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*Volume              `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // in the order of the request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotsResponse) Reset() {
+	*x = CreateSnapshotsResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotsResponse) ProtoMessage() {}
+
+func (x *CreateSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *CreateSnapshotsResponse) GetSnapshots() []*Volume {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
 // Segment is a part of the cluster: the nodes that have all of these labels.
 type Segment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3471,7 +3629,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3641,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3654,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3516,7 +3674,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3686,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3699,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3576,7 +3734,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3588,7 +3746,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3601,7 +3759,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -3679,7 +3837,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +3849,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +3862,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -3785,7 +3943,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3797,7 +3955,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3810,7 +3968,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -3873,7 +4031,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +4043,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +4056,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -3931,7 +4089,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3943,7 +4101,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3956,7 +4114,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -3970,13 +4128,15 @@ type ListVolumesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PageSize      uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	Snapshots     bool                   `protobuf:"varint,3,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // list snapshots, and no other volumes
+	Of            string                 `protobuf:"bytes,4,opt,name=of,proto3" json:"of,omitempty"`                // with snapshots: only those of this volume, name or id
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3988,7 +4148,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4001,7 +4161,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -4018,6 +4178,20 @@ func (x *ListVolumesRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListVolumesRequest) GetSnapshots() bool {
+	if x != nil {
+		return x.Snapshots
+	}
+	return false
+}
+
+func (x *ListVolumesRequest) GetOf() string {
+	if x != nil {
+		return x.Of
+	}
+	return ""
+}
+
 type ListVolumesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volumes       []*Volume              `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
@@ -4028,7 +4202,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4040,7 +4214,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4053,7 +4227,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -4079,7 +4253,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4091,7 +4265,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4104,7 +4278,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -4122,7 +4296,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4134,7 +4308,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4147,7 +4321,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 type ExplainVolumeRequest struct {
@@ -4159,7 +4333,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4345,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4358,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -4207,7 +4381,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4393,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4406,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4281,7 +4455,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4293,7 +4467,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4306,7 +4480,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4345,7 +4519,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4357,7 +4531,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,7 +4544,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4415,7 +4589,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4427,7 +4601,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4440,7 +4614,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4479,7 +4653,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4665,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4678,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 type ListAttachmentsRequest struct {
@@ -4518,7 +4692,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4530,7 +4704,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4543,7 +4717,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4577,7 +4751,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4589,7 +4763,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4602,7 +4776,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -4632,7 +4806,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4818,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4831,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -4705,7 +4879,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4891,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4904,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -4769,7 +4943,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4781,7 +4955,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4794,7 +4968,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Figures) GetName() string {
@@ -4891,7 +5065,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4903,7 +5077,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4916,7 +5090,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -4981,7 +5155,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4993,7 +5167,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5006,7 +5180,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -5054,7 +5228,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5066,7 +5240,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5079,7 +5253,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5106,7 +5280,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5292,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5131,7 +5305,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -5156,7 +5330,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5168,7 +5342,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5181,7 +5355,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
 }
 
 type BackupChunk struct {
@@ -5193,7 +5367,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5205,7 +5379,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5218,7 +5392,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5236,7 +5410,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5248,7 +5422,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5261,7 +5435,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
 }
 
 type SupportBundleChunk struct {
@@ -5273,7 +5447,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5285,7 +5459,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5298,7 +5472,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -5542,7 +5716,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"'\n" +
 	"\x11DeletePoolRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x14\n" +
-	"\x12DeletePoolResponse\"\xa8\x04\n" +
+	"\x12DeletePoolResponse\"\xbc\x04\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -5561,10 +5735,22 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06parity\x18\f \x01(\rR\x06parity\x12&\n" +
 	"\x0eauthentication\x18\r \x01(\tR\x0eauthentication\x12\x1c\n" +
 	"\tintegrity\x18\x0e \x01(\bR\tintegrity\x12\x12\n" +
-	"\x04thin\x18\x0f \x01(\bR\x04thin\x1a9\n" +
+	"\x04thin\x18\x0f \x01(\bR\x04thin\x12\x12\n" +
+	"\x04from\x18\x10 \x01(\tR\x04from\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"z\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
+	"\x16CreateSnapshotsRequest\x122\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x14.weft.v1.NewSnapshotR\tsnapshots\"\xae\x01\n" +
+	"\vNewSnapshot\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x128\n" +
+	"\x06labels\x18\x03 \x03(\v2 .weft.v1.NewSnapshot.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
+	"\x17CreateSnapshotsResponse\x12-\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\tsnapshots\"z\n" +
 	"\aSegment\x124\n" +
 	"\x06labels\x18\x01 \x03(\v2\x1c.weft.v1.Segment.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
@@ -5612,11 +5798,13 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x14maximum_volume_bytes\x18\x02 \x01(\x04R\x12maximumVolumeBytes\x120\n" +
 	"\x14minimum_volume_bytes\x18\x03 \x01(\x04R\x12minimumVolumeBytes\"*\n" +
 	"\x10GetVolumeRequest\x12\x16\n" +
-	"\x06volume\x18\x01 \x01(\tR\x06volume\"P\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\"~\n" +
 	"\x12ListVolumesRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x02 \x01(\tR\tpageToken\"h\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x1c\n" +
+	"\tsnapshots\x18\x03 \x01(\bR\tsnapshots\x12\x0e\n" +
+	"\x02of\x18\x04 \x01(\tR\x02of\"h\n" +
 	"\x13ListVolumesResponse\x12)\n" +
 	"\avolumes\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\avolumes\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"-\n" +
@@ -5709,7 +5897,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\xe9\x1a\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\xbf\x1b\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -5758,7 +5946,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\fDeleteVolume\x12\x1c.weft.v1.DeleteVolumeRequest\x1a\x1d.weft.v1.DeleteVolumeResponse\x12=\n" +
 	"\fExpandVolume\x12\x1c.weft.v1.ExpandVolumeRequest\x1a\x0f.weft.v1.Volume\x12;\n" +
 	"\vScrubVolume\x12\x1b.weft.v1.ScrubVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
-	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
+	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12T\n" +
+	"\x0fCreateSnapshots\x12\x1f.weft.v1.CreateSnapshotsRequest\x1a .weft.v1.CreateSnapshotsResponse\x12=\n" +
 	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
 	"\x0fPromoteStaleLeg\x12\x1f.weft.v1.PromoteStaleLegRequest\x1a\x0f.weft.v1.Volume\x125\n" +
@@ -5786,7 +5975,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
 	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
@@ -5847,210 +6036,219 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*DeletePoolRequest)(nil),          // 56: weft.v1.DeletePoolRequest
 	(*DeletePoolResponse)(nil),         // 57: weft.v1.DeletePoolResponse
 	(*CreateVolumeRequest)(nil),        // 58: weft.v1.CreateVolumeRequest
-	(*Segment)(nil),                    // 59: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 60: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 61: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 62: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 63: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 64: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 65: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 66: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 67: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 68: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 69: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 70: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 71: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 72: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 73: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 74: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 75: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 76: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 77: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 78: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 79: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 80: weft.v1.Figures
-	(*Rates)(nil),                      // 81: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 82: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 83: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 84: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 85: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 86: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 87: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 88: weft.v1.SupportBundleChunk
-	nil,                                // 89: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 90: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 91: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 92: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 93: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 94: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 95: weft.v1.Segment.LabelsEntry
-	nil,                                // 96: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 97: google.protobuf.Timestamp
-	(*Node)(nil),                       // 98: weft.v1.Node
-	(*Device)(nil),                     // 99: weft.v1.Device
-	(*Drive)(nil),                      // 100: weft.v1.Drive
-	(*Pool)(nil),                       // 101: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 102: google.protobuf.Duration
-	(*Attachment)(nil),                 // 103: weft.v1.Attachment
-	(Health)(0),                        // 104: weft.v1.Health
-	(LegState)(0),                      // 105: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 106: weft.v1.DrivePolicy
-	(*Place)(nil),                      // 107: weft.v1.Place
-	(*Volume)(nil),                     // 108: weft.v1.Volume
-	(AttachMode)(0),                    // 109: weft.v1.AttachMode
-	(*Event)(nil),                      // 110: weft.v1.Event
+	(*CreateSnapshotsRequest)(nil),     // 59: weft.v1.CreateSnapshotsRequest
+	(*NewSnapshot)(nil),                // 60: weft.v1.NewSnapshot
+	(*CreateSnapshotsResponse)(nil),    // 61: weft.v1.CreateSnapshotsResponse
+	(*Segment)(nil),                    // 62: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 63: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 64: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 65: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 66: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 67: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 68: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 69: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 70: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 71: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 72: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 73: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 74: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 75: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 76: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 77: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 78: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 79: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 80: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 81: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 82: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 83: weft.v1.Figures
+	(*Rates)(nil),                      // 84: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 85: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 86: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 87: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 88: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 89: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 90: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 91: weft.v1.SupportBundleChunk
+	nil,                                // 92: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 93: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 94: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 95: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 96: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 97: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 98: weft.v1.NewSnapshot.LabelsEntry
+	nil,                                // 99: weft.v1.Segment.LabelsEntry
+	nil,                                // 100: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 101: google.protobuf.Timestamp
+	(*Node)(nil),                       // 102: weft.v1.Node
+	(*Device)(nil),                     // 103: weft.v1.Device
+	(*Drive)(nil),                      // 104: weft.v1.Drive
+	(*Pool)(nil),                       // 105: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 106: google.protobuf.Duration
+	(*Attachment)(nil),                 // 107: weft.v1.Attachment
+	(Health)(0),                        // 108: weft.v1.Health
+	(LegState)(0),                      // 109: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 110: weft.v1.DrivePolicy
+	(*Volume)(nil),                     // 111: weft.v1.Volume
+	(*Place)(nil),                      // 112: weft.v1.Place
+	(AttachMode)(0),                    // 113: weft.v1.AttachMode
+	(*Event)(nil),                      // 114: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
 	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	97,  // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	101, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
 	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	98,  // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	89,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	98,  // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
-	99,  // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	100, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	90,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	91,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	101, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	102, // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	92,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	102, // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	103, // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	104, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	93,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	94,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	105, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
 	40,  // 13: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	92,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	102, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	95,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	106, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
 	46,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	103, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	104, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	104, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	107, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	108, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	108, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
 	47,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	105, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	106, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	106, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	93,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	101, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	94,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	59,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	59,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	95,  // 29: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	107, // 30: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	96,  // 31: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	59,  // 32: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	108, // 33: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	109, // 34: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	103, // 35: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	0,   // 36: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	102, // 37: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	80,  // 38: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	81,  // 39: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	81,  // 40: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	81,  // 41: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	81,  // 42: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	81,  // 43: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	110, // 44: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	1,   // 45: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,   // 46: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
-	5,   // 47: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
-	7,   // 48: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
-	9,   // 49: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
-	11,  // 50: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
-	13,  // 51: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
-	14,  // 52: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
-	18,  // 53: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	20,  // 54: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	21,  // 55: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	22,  // 56: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	24,  // 57: weft.v1.Manager.AddHost:input_type -> weft.v1.AddHostRequest
-	26,  // 58: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	28,  // 59: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	30,  // 60: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	48,  // 61: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
-	49,  // 62: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
-	51,  // 63: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
-	31,  // 64: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	32,  // 65: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	34,  // 66: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	35,  // 67: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	36,  // 68: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	37,  // 69: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	42,  // 70: weft.v1.Manager.GetDependents:input_type -> weft.v1.GetDependentsRequest
-	41,  // 71: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	44,  // 72: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	53,  // 73: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	54,  // 74: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	56,  // 75: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	38,  // 76: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	58,  // 77: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	65,  // 78: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	66,  // 79: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	68,  // 80: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	60,  // 81: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	61,  // 82: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	62,  // 83: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	63,  // 84: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	70,  // 85: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	72,  // 86: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	73,  // 87: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	74,  // 88: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	76,  // 89: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	78,  // 90: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	82,  // 91: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	84,  // 92: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	85,  // 93: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	87,  // 94: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	17,  // 95: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,   // 96: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	6,   // 97: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	8,   // 98: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	10,  // 99: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	12,  // 100: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	15,  // 101: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	15,  // 102: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	19,  // 103: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	98,  // 104: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	98,  // 105: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	23,  // 106: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	25,  // 107: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
-	27,  // 108: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	29,  // 109: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	100, // 110: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	106, // 111: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	50,  // 112: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	52,  // 113: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	100, // 114: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	33,  // 115: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	100, // 116: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	98,  // 117: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	98,  // 118: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	98,  // 119: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	43,  // 120: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
-	108, // 121: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	45,  // 122: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	101, // 123: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	55,  // 124: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	57,  // 125: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	39,  // 126: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	108, // 127: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	108, // 128: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	67,  // 129: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	69,  // 130: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	108, // 131: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	108, // 132: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	108, // 133: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	64,  // 134: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	71,  // 135: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	108, // 136: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	103, // 137: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	75,  // 138: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	77,  // 139: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	79,  // 140: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	83,  // 141: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	110, // 142: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	86,  // 143: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	88,  // 144: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	95,  // [95:145] is the sub-list for method output_type
-	45,  // [45:95] is the sub-list for method input_type
-	45,  // [45:45] is the sub-list for extension type_name
-	45,  // [45:45] is the sub-list for extension extendee
-	0,   // [0:45] is the sub-list for field type_name
+	109, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	110, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	110, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	96,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	105, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	97,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	62,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	62,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	60,  // 29: weft.v1.CreateSnapshotsRequest.snapshots:type_name -> weft.v1.NewSnapshot
+	98,  // 30: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
+	111, // 31: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
+	99,  // 32: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	112, // 33: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	100, // 34: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	62,  // 35: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	111, // 36: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	113, // 37: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	107, // 38: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	0,   // 39: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
+	106, // 40: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	83,  // 41: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	84,  // 42: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	84,  // 43: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	84,  // 44: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	84,  // 45: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	84,  // 46: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	114, // 47: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	1,   // 48: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	2,   // 49: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
+	5,   // 50: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
+	7,   // 51: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
+	9,   // 52: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
+	11,  // 53: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
+	13,  // 54: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
+	14,  // 55: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
+	18,  // 56: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	20,  // 57: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	21,  // 58: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	22,  // 59: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	24,  // 60: weft.v1.Manager.AddHost:input_type -> weft.v1.AddHostRequest
+	26,  // 61: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	28,  // 62: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	30,  // 63: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	48,  // 64: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
+	49,  // 65: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
+	51,  // 66: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
+	31,  // 67: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	32,  // 68: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	34,  // 69: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	35,  // 70: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	36,  // 71: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	37,  // 72: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	42,  // 73: weft.v1.Manager.GetDependents:input_type -> weft.v1.GetDependentsRequest
+	41,  // 74: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	44,  // 75: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	53,  // 76: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	54,  // 77: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	56,  // 78: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	38,  // 79: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	58,  // 80: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	68,  // 81: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	69,  // 82: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	71,  // 83: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	63,  // 84: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	64,  // 85: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	65,  // 86: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	59,  // 87: weft.v1.Manager.CreateSnapshots:input_type -> weft.v1.CreateSnapshotsRequest
+	66,  // 88: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	73,  // 89: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	75,  // 90: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	76,  // 91: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	77,  // 92: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	79,  // 93: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	81,  // 94: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	85,  // 95: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	87,  // 96: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	88,  // 97: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	90,  // 98: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	17,  // 99: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,   // 100: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	6,   // 101: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	8,   // 102: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	10,  // 103: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	12,  // 104: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	15,  // 105: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	15,  // 106: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	19,  // 107: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	102, // 108: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	102, // 109: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	23,  // 110: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	25,  // 111: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	27,  // 112: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	29,  // 113: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	104, // 114: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	110, // 115: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	50,  // 116: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	52,  // 117: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	104, // 118: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	33,  // 119: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	104, // 120: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	102, // 121: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	102, // 122: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	102, // 123: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	43,  // 124: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
+	111, // 125: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	45,  // 126: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	105, // 127: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	55,  // 128: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	57,  // 129: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	39,  // 130: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	111, // 131: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	111, // 132: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	70,  // 133: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	72,  // 134: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	111, // 135: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	111, // 136: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	111, // 137: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	61,  // 138: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
+	67,  // 139: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	74,  // 140: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	111, // 141: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	107, // 142: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	78,  // 143: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	80,  // 144: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	82,  // 145: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	86,  // 146: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	114, // 147: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	89,  // 148: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	91,  // 149: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	99,  // [99:150] is the sub-list for method output_type
+	48,  // [48:99] is the sub-list for method input_type
+	48,  // [48:48] is the sub-list for extension type_name
+	48,  // [48:48] is the sub-list for extension extendee
+	0,   // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -6059,14 +6257,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[61].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[64].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   96,
+			NumMessages:   100,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

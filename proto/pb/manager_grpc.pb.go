@@ -70,6 +70,7 @@ const (
 	Manager_ExpandVolume_FullMethodName       = "/weft.v1.Manager/ExpandVolume"
 	Manager_ScrubVolume_FullMethodName        = "/weft.v1.Manager/ScrubVolume"
 	Manager_UpdateVolume_FullMethodName       = "/weft.v1.Manager/UpdateVolume"
+	Manager_CreateSnapshots_FullMethodName    = "/weft.v1.Manager/CreateSnapshots"
 	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
 	Manager_PromoteStaleLeg_FullMethodName    = "/weft.v1.Manager/PromoteStaleLeg"
@@ -165,6 +166,10 @@ type ManagerClient interface {
 	ScrubVolume(ctx context.Context, in *ScrubVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(ctx context.Context, in *UpdateVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// CreateSnapshots takes snapshots of thin volumes, attached or not, all at one moment. It returns
+	// when the decision is durable: they are complete when they are READY. If they cannot be taken in
+	// some attempts, they are deleted again, and failed says why. A repeated call has no effect.
+	CreateSnapshots(ctx context.Context, in *CreateSnapshotsRequest, opts ...grpc.CallOption) (*CreateSnapshotsResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -589,6 +594,16 @@ func (c *managerClient) UpdateVolume(ctx context.Context, in *UpdateVolumeReques
 	return out, nil
 }
 
+func (c *managerClient) CreateSnapshots(ctx context.Context, in *CreateSnapshotsRequest, opts ...grpc.CallOption) (*CreateSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSnapshotsResponse)
+	err := c.cc.Invoke(ctx, Manager_CreateSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Capacity)
@@ -808,6 +823,10 @@ type ManagerServer interface {
 	ScrubVolume(context.Context, *ScrubVolumeRequest) (*Volume, error)
 	// UpdateVolume changes the properties that may change while a volume is in use.
 	UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error)
+	// CreateSnapshots takes snapshots of thin volumes, attached or not, all at one moment. It returns
+	// when the decision is durable: they are complete when they are READY. If they cannot be taken in
+	// some attempts, they are deleted again, and failed says why. A repeated call has no effect.
+	CreateSnapshots(context.Context, *CreateSnapshotsRequest) (*CreateSnapshotsResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -958,6 +977,9 @@ func (UnimplementedManagerServer) ScrubVolume(context.Context, *ScrubVolumeReque
 }
 func (UnimplementedManagerServer) UpdateVolume(context.Context, *UpdateVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method UpdateVolume not implemented")
+}
+func (UnimplementedManagerServer) CreateSnapshots(context.Context, *CreateSnapshotsRequest) (*CreateSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSnapshots not implemented")
 }
 func (UnimplementedManagerServer) GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCapacity not implemented")
@@ -1715,6 +1737,24 @@ func _Manager_UpdateVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_CreateSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).CreateSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_CreateSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).CreateSnapshots(ctx, req.(*CreateSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_GetCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetCapacityRequest)
 	if err := dec(in); err != nil {
@@ -2054,6 +2094,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UpdateVolume",
 			Handler:    _Manager_UpdateVolume_Handler,
+		},
+		{
+			MethodName: "CreateSnapshots",
+			Handler:    _Manager_CreateSnapshots_Handler,
 		},
 		{
 			MethodName: "GetCapacity",

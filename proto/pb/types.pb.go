@@ -2142,7 +2142,12 @@ type Volume struct {
 	Authentication string `protobuf:"bytes,66,opt,name=authentication,proto3" json:"authentication,omitempty"`
 	Thin           bool   `protobuf:"varint,67,opt,name=thin,proto3" json:"thin,omitempty"` // it takes space only where it was written
 	// Of a thin volume: the space of all its legs, as of some seconds ago.
-	UsedBytes     uint64 `protobuf:"varint,68,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	UsedBytes uint64      `protobuf:"varint,68,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Snapshot  *SnapshotOf `protobuf:"bytes,69,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // unset: it is no snapshot
+	// The snapshot that it began as, "db1@mon"; empty: none.
+	CloneOf string `protobuf:"bytes,70,opt,name=clone_of,json=cloneOf,proto3" json:"clone_of,omitempty"`
+	// Why a snapshot was not taken; it is being deleted.
+	Failed        string `protobuf:"bytes,71,opt,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2373,6 +2378,99 @@ func (x *Volume) GetUsedBytes() uint64 {
 	return 0
 }
 
+func (x *Volume) GetSnapshot() *SnapshotOf {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *Volume) GetCloneOf() string {
+	if x != nil {
+		return x.CloneOf
+	}
+	return ""
+}
+
+func (x *Volume) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
+}
+
+// SnapshotOf says of what a snapshot was taken. A snapshot is a volume that never changes, and that any
+// number of hosts may have read-only.
+type SnapshotOf struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId   string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	VolumeName string                 `protobuf:"bytes,2,opt,name=volume_name,json=volumeName,proto3" json:"volume_name,omitempty"` // when it was taken
+	// When it became complete; unset: it has not.
+	Taken *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=taken,proto3" json:"taken,omitempty"`
+	// The snapshots that were taken at the same moment have the same group; empty: it was taken alone.
+	GroupId       string `protobuf:"bytes,4,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotOf) Reset() {
+	*x = SnapshotOf{}
+	mi := &file_weft_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotOf) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotOf) ProtoMessage() {}
+
+func (x *SnapshotOf) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotOf.ProtoReflect.Descriptor instead.
+func (*SnapshotOf) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SnapshotOf) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *SnapshotOf) GetVolumeName() string {
+	if x != nil {
+		return x.VolumeName
+	}
+	return ""
+}
+
+func (x *SnapshotOf) GetTaken() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Taken
+	}
+	return nil
+}
+
+func (x *SnapshotOf) GetGroupId() string {
+	if x != nil {
+		return x.GroupId
+	}
+	return ""
+}
+
 // Rebuild is the copying of a column's data to one leg.
 type Rebuild struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2395,7 +2493,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2505,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2518,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2537,7 +2635,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2647,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2660,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2667,7 +2765,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2777,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2790,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2737,7 +2835,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2749,7 +2847,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2762,7 +2860,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -2893,7 +2991,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2905,7 +3003,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2918,7 +3016,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -3155,7 +3253,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\r \x01(\bR\x04full\"\xf3\b\n" +
+	"\x04full\x18\r \x01(\bR\x04full\"\xd7\t\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3192,10 +3290,20 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0eauthentication\x18B \x01(\tR\x0eauthentication\x12\x12\n" +
 	"\x04thin\x18C \x01(\bR\x04thin\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18D \x01(\x04R\tusedBytes\x1a9\n" +
+	"used_bytes\x18D \x01(\x04R\tusedBytes\x12/\n" +
+	"\bsnapshot\x18E \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x12\x19\n" +
+	"\bclone_of\x18F \x01(\tR\acloneOf\x12\x16\n" +
+	"\x06failed\x18G \x01(\tR\x06failed\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
+	"\n" +
+	"SnapshotOf\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
+	"\vvolume_name\x18\x02 \x01(\tR\n" +
+	"volumeName\x120\n" +
+	"\x05taken\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x12\x19\n" +
+	"\bgroup_id\x18\x04 \x01(\tR\agroupId\"\xac\x03\n" +
 	"\aRebuild\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -3337,7 +3445,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3364,77 +3472,80 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Extent)(nil),                // 22: weft.v1.Extent
 	(*Leg)(nil),                   // 23: weft.v1.Leg
 	(*Volume)(nil),                // 24: weft.v1.Volume
-	(*Rebuild)(nil),               // 25: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 26: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 27: weft.v1.Place
-	(*Attachment)(nil),            // 28: weft.v1.Attachment
-	(*Event)(nil),                 // 29: weft.v1.Event
-	nil,                           // 30: weft.v1.Node.LabelsEntry
-	nil,                           // 31: weft.v1.Drive.LabelsEntry
-	nil,                           // 32: weft.v1.DrivePolicy.NodesEntry
-	nil,                           // 33: weft.v1.DrivePolicy.LabelsEntry
-	nil,                           // 34: weft.v1.Pool.SelectorEntry
-	nil,                           // 35: weft.v1.Volume.LabelsEntry
-	nil,                           // 36: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 37: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*SnapshotOf)(nil),            // 25: weft.v1.SnapshotOf
+	(*Rebuild)(nil),               // 26: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 27: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 28: weft.v1.Place
+	(*Attachment)(nil),            // 29: weft.v1.Attachment
+	(*Event)(nil),                 // 30: weft.v1.Event
+	nil,                           // 31: weft.v1.Node.LabelsEntry
+	nil,                           // 32: weft.v1.Drive.LabelsEntry
+	nil,                           // 33: weft.v1.DrivePolicy.NodesEntry
+	nil,                           // 34: weft.v1.DrivePolicy.LabelsEntry
+	nil,                           // 35: weft.v1.Pool.SelectorEntry
+	nil,                           // 36: weft.v1.Volume.LabelsEntry
+	nil,                           // 37: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	30, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	31, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	37, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	37, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	38, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	38, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	38, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	37, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	31, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	39, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	38, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	32, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	37, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	38, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	38, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	39, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	32, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
-	33, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
-	34, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	33, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	34, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	35, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 21: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	37, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	37, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	38, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	38, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
 	22, // 24: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 25: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	37, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	38, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	21, // 27: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	35, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	36, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 29: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 30: weft.v1.Volume.health:type_name -> weft.v1.Health
 	23, // 31: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	28, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	37, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	28, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	26, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	26, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	25, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	37, // 38: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	37, // 39: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	38, // 40: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	37, // 41: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	37, // 42: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	27, // 43: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 44: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 45: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	37, // 46: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	37, // 47: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 48: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	36, // 49: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	50, // [50:50] is the sub-list for method output_type
-	50, // [50:50] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	29, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	38, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	29, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	27, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	27, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	26, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	25, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
+	38, // 39: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	38, // 40: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	38, // 41: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	39, // 42: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	38, // 43: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	38, // 44: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	28, // 45: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 46: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 47: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	38, // 48: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	38, // 49: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 50: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	37, // 51: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	52, // [52:52] is the sub-list for method output_type
+	52, // [52:52] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -3449,7 +3560,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
