@@ -29,7 +29,7 @@ type disk interface {
 // planted is a disk whose mapped legs can be served.
 type planted interface {
 	Trees() map[string]userspace.TreeSeen
-	Prepare(leg block.LegID, size block.Size) error
+	Prepare(leg block.LegID, size block.Size, from userspace.Origin) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
 	FreeLeg(leg block.LegID) error
@@ -72,11 +72,11 @@ func (t tools) do(ctx context.Context, o order) error {
 	case eraseDrive:
 		return t.eraseDrive(o)
 	case putLeg:
-		return t.update(o.drive, func(l *drive.Label) error { return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot)) })
+		return t.putLeg(o)
 	case freeLeg:
 		return t.freeLeg(o)
 	case prepareLeg:
-		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size) })
+		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size, o.from) })
 	case grantSpace:
 		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })
 	case growTree:
@@ -132,6 +132,15 @@ func (t tools) planted(id block.DriveID, do func(planted) error) error {
 
 // errNoTrees: only package userspace serves mapped legs.
 var errNoTrees = errors.New("the kernel's data path serves no thin volumes")
+
+func (t tools) putLeg(o putLeg) error {
+	return t.update(o.drive, func(l *drive.Label) error {
+		if cause := unrooted(o.leg, l); cause != "" { // it would get a tree of its own
+			return errors.New(cause)
+		}
+		return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot))
+	})
+}
 
 // freeLeg takes turns with what opens trees, where there are any.
 func (t tools) freeLeg(o freeLeg) error {

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/userspace"
 )
 
 // order is one thing to do, other than a step in nvmet. Orders with the same key are carried out
@@ -53,6 +54,7 @@ type (
 		drive block.DriveID
 		leg   block.LegID
 		size  block.Size
+		from  userspace.Origin
 	}
 	// grantSpace makes the drive's reserve what trees may have and none has.
 	grantSpace struct {
@@ -130,6 +132,9 @@ func (o admit) String() string {
 func (o zeroLeg) String() string { return fmt.Sprintf("zero leg %v", o.leg) }
 func (o mapLeg) String() string  { return o.step.String() }
 func (o prepareLeg) String() string {
+	if o.from != (userspace.Origin{}) {
+		return fmt.Sprintf("prepare leg %v of %v in its tree as %v", o.leg, o.size, o.from)
+	}
 	return fmt.Sprintf("prepare leg %v of %v in its tree", o.leg, o.size)
 }
 func (o grantSpace) String() string {

@@ -80,13 +80,24 @@ func (p *planner) unservable(w wantedLeg, on driveSeen) string {
 
 // prepare orders what the leg's record lacks before the leg can be mapped.
 func (p *planner) prepare(w wantedLeg, record *pb.LegLabel, report *pb.LegReport) {
-	switch size := block.Size(w.GetSizeBytes()); {
-	case drive.Mapped(record) && drive.Zeroed(record) < size:
-		p.order(prepareLeg{w.drive, w.id, size})
+	switch {
+	case drive.Mapped(record):
+		p.prepareMapped(w, record, report)
 	case drive.Whole(record):
 		report.ZeroedBytes = w.GetSizeBytes()
 	default:
 		p.order(zeroLeg{w.drive, w.id})
+	}
+}
+
+func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.LegReport) {
+	switch size := block.Size(w.GetSizeBytes()); {
+	case drive.Zeroed(record) >= size:
+		report.ZeroedBytes = w.GetSizeBytes()
+	case record.GetZeroed(): // it has begun, so its origin does not count
+		p.order(prepareLeg{w.drive, w.id, size, userspace.Origin{}})
+	case !w.GetOrigin().GetWait():
+		p.order(prepareLeg{w.drive, w.id, size, w.origin})
 	}
 }
 

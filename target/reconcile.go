@@ -261,6 +261,7 @@ func (r *reconciler) publish(s seen, p plan) {
 	}
 	report := proto.CloneOf(r.base)
 	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
+	report.Snapshots = report.Thin
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/userspace"
 )
 
 // A tree gets another extent of the drive's reserve when less than lowSpace is free in it, before its
@@ -43,6 +44,14 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 	}
 }
 
+// unrooted says why a leg that begins as another one cannot: the drive no longer has their tree.
+func unrooted(w wantedLeg, l *drive.Label) string {
+	if w.origin == (userspace.Origin{}) || l.Tree(w.GetTreeId()) != nil {
+		return ""
+	}
+	return fmt.Sprintf("drive %v does not have tree %s, and so nothing of leg %v", w.drive, w.GetTreeId(), w.origin.Leg)
+}
+
 // mappedLeg says why a mapped leg cannot be served, and reports its space.
 func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) string {
 	if !drive.Mapped(w) {
@@ -51,11 +60,17 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if d.trees == nil {
 		return "it belongs to a thin volume, which only a target with `--datapath user` serves"
 	}
+	if cause := unrooted(w, d.label); cause != "" {
+		return cause
+	}
 	if legRecord(d.label, w.id) == nil && d.label.Tree(w.GetTreeId()) == nil && len(d.label.Reserve) == 0 {
 		return fmt.Sprintf("drive %v has no extent left for thin volumes", w.drive)
 	}
 	tree := d.trees[w.GetTreeId()]
 	report.UsedBytes = uint64(tree.Used)
+	if len(tree.UsedBy) > 1 {
+		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
+	}
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
 	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again

@@ -3,12 +3,14 @@
 package target
 
 import (
+	"errors"
 	"fmt"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
 )
 
 // wanted is a pb.TargetWanted with its identifiers checked. Without a cluster it demands nothing,
@@ -32,6 +34,7 @@ type wantedLeg struct {
 	id     block.LegID
 	drive  block.DriveID
 	volume block.VolumeID
+	origin userspace.Origin
 	*pb.WantedLeg
 }
 
@@ -125,6 +128,9 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 		return l, err
 	}
 	size := block.Size(m.GetSizeBytes())
+	if l.origin, err = parseOrigin(m); err != nil {
+		return l, fmt.Errorf("origin: %w", err)
+	}
 	if drive.Mapped(m) {
 		return l, checkMapped(m, size)
 	}
@@ -132,6 +138,25 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, image.Room())
 	}
 	return l, nil
+}
+
+// parseOrigin refuses kinds that it does not know: the leg would begin as something else.
+func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
+	if m.GetOrigin() == nil {
+		return o, nil
+	}
+	o.Kind = m.GetOrigin().GetKind()
+	switch o.Leg, err = block.ParseLegID(m.GetOrigin().GetLegId()); {
+	case err != nil:
+		return o, err
+	case !drive.Mapped(m):
+		return o, errors.New("the leg is in no tree")
+	case m.GetOrigin().GetLegId() == m.GetLegId():
+		return o, errors.New("it is the leg itself")
+	case o.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE && o.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
+		return o, fmt.Errorf("kind %d: %w", o.Kind, errors.ErrUnsupported)
+	}
+	return o, nil
 }
 
 func checkMapped(m *pb.WantedLeg, size block.Size) error {

@@ -72,6 +72,7 @@ func (t *Tree) link(slot uint32) {
 		at = &t.record(*at).next
 	}
 	r.next, *at = *at, slot
+	t.count(slot, r.layer, 1)
 }
 
 // unlink takes a record out of the chain of a chunk.
@@ -82,6 +83,14 @@ func (t *Tree) unlink(slot, chunk uint32) {
 	}
 	r := t.record(slot)
 	*at, r.next = r.next, 0
+	t.count(slot, r.layer, -1)
+}
+
+// count notes that a layer has a slot more, or less. The caller holds a stripe.
+func (t *Tree) count(slot, id uint32, n int64) {
+	if l := t.layers[id]; l != nil && hasChunk(slot) {
+		l.chunks.Add(n)
+	}
 }
 
 // ownBit marks in Leg.top that the record is the leg's own layer's.

@@ -4,7 +4,9 @@ package mapped
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"sync/atomic"
 
 	"weft.dev/weft/proto/block"
 )
@@ -27,11 +29,14 @@ func checkLayer(l Layer) error {
 // relate makes look-ups follow the superblock. The caller holds all stripes, or is the only one who
 // knows the tree.
 func (t *Tree) relate() {
-	children := map[uint32][]*layer{}
+	children, before := map[uint32][]*layer{}, maps.Clone(t.layers)
 	clear(t.layers)
 	largest := uint32(0)
 	for _, l := range t.super.layers {
-		x := &layer{Layer: l}
+		x := &layer{Layer: l, chunks: new(atomic.Int64)}
+		if was := before[l.ID]; was != nil {
+			x.chunks = was.chunks
+		}
 		t.layers[l.ID] = x
 		children[l.Parent] = append(children[l.Parent], x)
 		largest = max(largest, chunksOf(l.Size))
@@ -96,9 +101,22 @@ func (t *Tree) Layers() []Layer {
 	return all
 }
 
+// Layer returns the layer of a leg or a snapshot; false if the tree does not have it.
+func (t *Tree) Layer(object block.UUID) (Layer, bool) {
+	t.admin.Lock()
+	defer t.admin.Unlock()
+	l := t.super.layer(object)
+	if l == nil {
+		return Layer{}, false
+	}
+	found := *l
+	found.Note = slices.Clone(l.Note)
+	return found, true
+}
+
 // Freeze makes what a leg holds a snapshot, and gives the leg a new head over it. It holds the leg's
-// writes back while it takes place, so every write that was acknowledged before is in the snapshot
-// and every write begun after its end is not. It is done already if the leg's head is over such a
+// writes back while it takes place, so every write that was acknowledged before is in the snapshot,
+// durably even on a drive with a volatile cache, and every write begun after its end is not. It is done already if the leg's head is over such a
 // snapshot. ErrUnknown, ErrExists and ErrState change nothing.
 func (t *Tree) Freeze(leg, snapshot block.UUID, note []byte) error {
 	t.admin.Lock()

@@ -33,6 +33,12 @@ func (t *Tree) Reclaim(ctx context.Context) error {
 	}
 }
 
+// Reclaimable reports whether Reclaim has something to do.
+func (t *Tree) Reclaimable() bool {
+	doomed, _ := t.nextDoomed()
+	return doomed != 0
+}
+
 // nextDoomed chooses a deleted layer that has no child, or else one that has a single child. It
 // returns 0 if there is none.
 func (t *Tree) nextDoomed() (doomed, child uint32) {

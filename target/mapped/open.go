@@ -338,10 +338,10 @@ func (t *Tree) index() error {
 				losers = append(losers, slot)
 				continue
 			}
-			t.first[r.chunk] = t.record(front).next
+			t.unlink(front, r.chunk)
 			losers = append(losers, front)
 		}
-		r.next, t.first[r.chunk] = t.first[r.chunk], slot
+		t.link(slot)
 	}
 	for _, slot := range losers {
 		t.record(slot).set(entry{seq: t.record(slot).seq})

@@ -104,6 +104,7 @@ type stripe struct {
 type layer struct {
 	Layer
 	in, out uint32
+	chunks  *atomic.Int64 // that its records have; it stays when the superblock changes
 }
 
 // sees reports whether o decides what l does not: it is l itself or an ancestor.

@@ -73,6 +73,21 @@ func (t *Tree) Usage(object block.UUID) (u Usage, err error) {
 	return u, nil
 }
 
+// Used returns the space that is each leg's and each snapshot's own. It looks at no chunk and does
+// not wait for the drive.
+func (t *Tree) Used() map[block.UUID]block.Size {
+	s := t.stripe(0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[block.UUID]block.Size, len(t.layers))
+	for _, l := range t.layers {
+		if l.State != StateDoomed {
+			all[l.Object] = block.Size(l.chunks.Load()) * ChunkSize
+		}
+	}
+	return all
+}
+
 // comesFree reports whether merging the record of a slot into a child frees a chunk: both have one,
 // or the child needs none of its data.
 func (t *Tree) comesFree(slot, child, chunk uint32) bool {

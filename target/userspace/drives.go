@@ -41,7 +41,9 @@ type Drives struct {
 	fullFor   time.Duration // how long a write waits for space here
 	ending    chan struct{} // closed when no I/O is to wait here any more
 	end       sync.Once
-	log       *slog.Logger
+	// background is what is done in trees, and ends soon after ending is closed.
+	background sync.WaitGroup
+	log        *slog.Logger
 
 	mu      sync.Mutex
 	opening map[block.DeviceNumber]*sync.Mutex // held while a drive is opened, which can take time

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
-	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/mapped"
@@ -55,10 +54,13 @@ type openTree struct {
 	*mapped.Tree
 	device Device // keeps the drive open
 	legs   map[block.LegID]*openLeg
+	// reclaiming is set while space is given back, and again if more has come to be given back since.
+	reclaiming, again bool
 
 	hungry atomic.Bool // a write has found no space
 	// told is what Trees said of the space last, and when.
 	told   mapped.Space
+	toldOf map[block.UUID]block.Size
 	toldAt time.Time
 }
 
@@ -71,8 +73,10 @@ type openLeg struct {
 type TreeSeen struct {
 	Free, Empty, Pending block.Size // as in mapped.Space, now
 	Used                 block.Size // as of some seconds ago
-	Full                 bool       // writes wait for space
-	Err                  string     // why it has stopped
+	// UsedBy is each leg's own space, as of then: it must not be changed.
+	UsedBy map[block.UUID]block.Size
+	Full   bool   // writes wait for space
+	Err    string // why it has stopped
 }
 
 // usedEvery is how often the used space is looked at anew, since it changes all the time.
@@ -90,9 +94,9 @@ func (d *Disk) Trees() map[string]TreeSeen {
 			o.hungry.Store(false)
 		}
 		if now := time.Now(); now.Sub(o.toldAt) >= usedEvery {
-			o.told, o.toldAt = space, now
+			o.told, o.toldOf, o.toldAt = space, o.Tree.Used(), now
 		}
-		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, Full: o.hungry.Load()}
+		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
 		if err := o.Err(); err != nil {
 			seen.Err = err.Error()
 		}
@@ -128,59 +132,6 @@ func certain(d *drive.Drive) (*drive.Label, error) {
 	return d.Label(), nil
 }
 
-// Prepare puts a mapped leg into its tree, or makes it larger there, and then records it. A tree that
-// was never completely formatted is formatted: nothing was in it.
-func (d *Disk) Prepare(id block.LegID, size block.Size) error {
-	return d.inTurn(func() error {
-		label, err := certain(d.Drive)
-		if err != nil {
-			return fmt.Errorf("prepare leg %v: %w", id, err)
-		}
-		leg := label.Leg(id)
-		if leg == nil || !drive.Mapped(leg) {
-			return fmt.Errorf("prepare leg %v: %w", id, fs.ErrNotExist)
-		}
-		if err := d.prepare(label, leg, id, size); err != nil {
-			return fmt.Errorf("prepare leg %v: %w", id, err)
-		}
-		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, size) })
-	})
-}
-
-func (d *Disk) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, size block.Size) error {
-	if open := d.held.trees.get(leg.GetTreeId()); open != nil {
-		return put(open.Tree, id, size)
-	}
-	device, err := d.held.drives.Device(d.held.number)
-	if err != nil {
-		return err
-	}
-	defer device.Close() //nolint:errcheck // the disk is open, so this is not its last user
-	place, err := d.held.place(label, leg.GetTreeId(), device)
-	if err != nil {
-		return err
-	}
-	var tree *mapped.Tree
-	if label.Tree(leg.GetTreeId()).GetFormatted() {
-		tree, err = mapped.Open(place)
-	} else {
-		tree, err = mapped.Format(place, id.UUID, size, nil)
-	}
-	if err != nil {
-		return err
-	}
-	defer tree.Close()
-	return put(tree, id, size)
-}
-
-// put makes a leg in an open tree, or makes it larger.
-func put(t *mapped.Tree, id block.LegID, size block.Size) error {
-	if err := t.Create(id.UUID, size, nil); !errors.Is(err, mapped.ErrExists) {
-		return err
-	}
-	return t.Grow(id.UUID, size)
-}
-
 // GrowTree gives a tree up to n extents of the drive's reserve.
 func (d *Disk) GrowTree(id string, n int) error {
 	return d.inTurn(func() error {
@@ -198,53 +149,22 @@ func (d *Disk) GrowTree(id string, n int) error {
 // ShrinkTree returns a tree's extents that hold nothing to the reserve, as long as keep stays free.
 func (d *Disk) ShrinkTree(id string, keep block.Size) error {
 	return d.inTurn(func() error {
-		open := d.held.trees.get(id)
-		if open == nil {
-			return nil
+		if open := d.held.trees.get(id); open != nil {
+			return open.shrink(d.Drive, id, keep)
 		}
-		has, err := open.GiveBack(keep)
-		if err != nil {
-			return err
-		}
-		return d.Drive.Update(func(l *drive.Label) error {
-			return l.ShrinkTree(id, func(e uint32) bool { return slices.Contains(has, e) })
-		})
+		return nil
 	})
 }
 
-// FreeLeg removes a leg from the label, and its tree with its last leg. The tree must not be open.
-func (d *Disk) FreeLeg(id block.LegID) error {
-	return d.inTurn(func() error {
-		label, err := certain(d.Drive)
-		if err != nil {
-			return fmt.Errorf("free leg %v: %w", id, err)
-		}
-		if leg := label.Leg(id); leg != nil && drive.Mapped(leg) {
-			if open := d.held.trees.get(leg.GetTreeId()); open != nil {
-				return fmt.Errorf("free leg %v: its tree is open", id)
-			}
-			if label.Alone(leg) {
-				if err := d.wipe(label, leg.GetTreeId()); err != nil {
-					return fmt.Errorf("free leg %v: %w", id, err)
-				}
-			}
-		}
-		return d.Drive.RemoveLeg(id)
+// shrink is ShrinkTree. The caller has the turn.
+func (t *openTree) shrink(d *drive.Drive, id string, keep block.Size) error {
+	has, err := t.GiveBack(keep)
+	if err != nil {
+		return err
+	}
+	return d.Update(func(l *drive.Label) error {
+		return l.ShrinkTree(id, func(e uint32) bool { return slices.Contains(has, e) })
 	})
-}
-
-// wipe makes the extents of a tree nobody's, while the label still keeps them from others.
-func (d *Disk) wipe(label *drive.Label, tree string) error {
-	device, err := d.held.drives.Device(d.held.number)
-	if err != nil {
-		return err
-	}
-	defer device.Close() //nolint:errcheck // the disk is open, so this is not its last user
-	place, err := d.held.place(label, tree, device)
-	if err != nil {
-		return err
-	}
-	return mapped.Wipe(place)
 }
 
 // inTurn does something that concerns trees.
@@ -315,12 +235,15 @@ func (h *held) openTree(id string) (*openTree, error) {
 		h.trees.open = map[string]*openTree{}
 	}
 	h.trees.open[id] = o
+	if tree.Reclaimable() { // the last process did not come to its end
+		h.reclaim(id, o)
+	}
 	return o, nil
 }
 
 // openLeg opens a leg, or counts one more user of it. The caller has the turn.
 func (t *openTree) openLeg(id block.LegID, size block.Size) (*openLeg, error) {
-	if err := t.Grow(id.UUID, size); err != nil {
+	if err := reach(t.Tree, id, size); err != nil {
 		return nil, err
 	}
 	if l := t.legs[id]; l != nil {
@@ -336,12 +259,17 @@ func (t *openTree) openLeg(id block.LegID, size block.Size) (*openLeg, error) {
 	return l, nil
 }
 
-// closeTree closes a tree that no leg uses. The caller has the turn.
+// closeTree closes a tree that nothing uses. The caller has the turn.
 func (h *held) closeTree(id string) error {
 	o := h.trees.get(id)
-	if o == nil || len(o.legs) > 0 {
+	if o == nil || len(o.legs) > 0 || o.reclaiming {
 		return nil
 	}
+	return h.shut(id, o)
+}
+
+// shut closes a tree that no leg uses; its reclaiming ends. The caller has the turn.
+func (h *held) shut(id string, o *openTree) error {
 	o.Tree.Close()
 	h.trees.mu.Lock()
 	delete(h.trees.open, id)

@@ -38,7 +38,7 @@ func newPlanted(t *testing.T) *plantedDrive {
 			LegId: leg.String(), TreeId: leg.String(), Image: pb.ImageKind_IMAGE_KIND_MAPPED, Revision: 1, Volume: &pb.VolumeLabel{VolumeId: leg.String()},
 		}))
 	}))
-	must(t, p.disk.Prepare(leg, block.GiB))
+	must(t, p.disk.Prepare(leg, block.GiB, Origin{}))
 	p.serve(t)
 	return p
 }

@@ -87,12 +87,12 @@ func New(c Config) (*Machine, error) {
 // Close ends all exports, then releases the legs' drives. If ctx ends while I/O is under way, it
 // returns an error, and drives are released as their I/O ends.
 func (m *Machine) Close(ctx context.Context) error {
-	m.Drives.end.Do(func() { close(m.Drives.ending) })
+	m.Drives.end.Do(m.Drives.stop)
 	if err := m.Exports.Close(ctx); err != nil {
 		go m.Legs.Close(ctx) //nolint:errcheck // the drives that hang say so where they are used
 		return err
 	}
-	return m.Legs.Close(ctx)
+	return errors.Join(m.Legs.Close(ctx), m.Drives.finish(ctx))
 }
 
 // OpenTree opens the target's configfs, for the agent to read and change.

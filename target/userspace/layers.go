@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/mapped"
+)
+
+// A leg's record is on the label before the leg is in its tree, and until it is out of it again. So
+// nothing in a tree is without an owner, and each step is repeated until the label says that it is done:
+//
+//	label: record ──► tree: Create, Freeze or Clone ──► label: prepared
+//	label: no record ◄── tree: Delete ◄──
+//
+// What a record that says "prepared" names was in the tree. If it is not there it is lost, and an
+// empty leg must not pass for it.
+
+// Origin is what a leg begins as; the zero value is a leg that begins as zeroes.
+type Origin struct {
+	Leg  block.LegID // of the same tree
+	Kind pb.LegOriginKind
+}
+
+// String says what happens to the origin.
+func (o Origin) String() string {
+	switch o.Kind {
+	case pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE:
+		return "freeze of leg " + o.Leg.String()
+	case pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
+		return "clone of leg " + o.Leg.String()
+	}
+	return "zeroes"
+}
+
+// Prepare puts a mapped leg into its tree, or makes it larger there, and then records it. A tree that
+// was never completely formatted is formatted: nothing was in it. Once the leg is recorded as prepared,
+// from does not count.
+func (d *Disk) Prepare(id block.LegID, size block.Size, from Origin) error {
+	return d.inTurn(func() error {
+		label, err := certain(d.Drive)
+		if err != nil {
+			return fmt.Errorf("prepare leg %v: %w", id, err)
+		}
+		leg := label.Leg(id)
+		if leg == nil || !drive.Mapped(leg) {
+			return fmt.Errorf("prepare leg %v: %w", id, fs.ErrNotExist)
+		}
+		if err := d.held.prepare(label, leg, id, size, from); err != nil {
+			return fmt.Errorf("prepare leg %v: %w", id, err)
+		}
+		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, size) })
+	})
+}
+
+func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, size block.Size, from Origin) error {
+	if !label.Tree(leg.GetTreeId()).GetFormatted() {
+		if from != (Origin{}) {
+			return fmt.Errorf("%v, of a tree in which nothing is: %w", from, mapped.ErrUnknown)
+		}
+		return h.format(label, leg.GetTreeId(), id, size)
+	}
+	return h.within(leg.GetTreeId(), func(t *openTree) error {
+		if leg.GetZeroed() {
+			return reach(t.Tree, id, size)
+		}
+		return begin(t.Tree, id, size, from)
+	})
+}
+
+// format makes a tree, with its first leg.
+func (h *held) format(label *drive.Label, name string, id block.LegID, size block.Size) error {
+	device, err := h.drives.Device(h.number)
+	if err != nil {
+		return err
+	}
+	defer device.Close() //nolint:errcheck // the disk is open, so this is not its last user
+	place, err := h.place(label, name, device)
+	if err != nil {
+		return err
+	}
+	tree, err := mapped.Format(place, id.UUID, size, nil)
+	if err != nil {
+		return err
+	}
+	tree.Close()
+	return nil
+}
+
+// within does something with a tree that may be open. The caller has the turn.
+func (h *held) within(name string, do func(*openTree) error) error {
+	t, err := h.openTree(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(t), h.closeTree(name))
+}
+
+// begin makes a leg in its tree. If it is there, an earlier attempt was cut off before the label was
+// written.
+func begin(t *mapped.Tree, id block.LegID, size block.Size, from Origin) error {
+	frozen := from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE
+	if l, there := t.Layer(id.UUID); there {
+		if frozen != (l.State == mapped.StateFrozen) {
+			return fmt.Errorf("%v: it is there: %w: %v", from, mapped.ErrState, l.State)
+		}
+		return reach(t, id, size)
+	}
+	switch {
+	case from == Origin{}:
+		return t.Create(id.UUID, size, nil)
+	case frozen:
+		l, there := t.Layer(from.Leg.UUID)
+		if there && l.Size < size { // the host would find less than it is told
+			return fmt.Errorf("%v of %v, as %v: %w", from, l.Size, size, block.ErrRange)
+		}
+		return t.Freeze(from.Leg.UUID, id.UUID, nil)
+	case from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
+		return t.Clone(from.Leg.UUID, id.UUID, size, nil)
+	}
+	return fmt.Errorf("origin of kind %d: %w", from.Kind, block.ErrUnsupported)
+}
+
+// reach makes a leg that is in its tree at least as large as size. A snapshot is, or never will be.
+func reach(t *mapped.Tree, id block.LegID, size block.Size) error {
+	l, there := t.Layer(id.UUID)
+	if !there || l.State != mapped.StateFrozen {
+		return t.Grow(id.UUID, size)
+	}
+	if l.Size < size {
+		return fmt.Errorf("snapshot %v of %v cannot have %v: %w", id, l.Size, size, block.ErrRange)
+	}
+	return nil
+}
+
+// FreeLeg removes a leg from its tree and then from the label, and the tree with its last leg. The leg
+// must not be in use. Its space comes free in the background.
+func (d *Disk) FreeLeg(id block.LegID) error {
+	return d.inTurn(func() error {
+		label, err := certain(d.Drive)
+		if err != nil {
+			return fmt.Errorf("free leg %v: %w", id, err)
+		}
+		if leg := label.Leg(id); leg != nil && drive.Mapped(leg) {
+			if err := d.held.cut(label, leg, id); err != nil {
+				return fmt.Errorf("free leg %v: %w", id, err)
+			}
+		}
+		return d.Drive.RemoveLeg(id)
+	})
+}
+
+// cut takes a leg out of its tree, durably.
+func (h *held) cut(label *drive.Label, leg *pb.LegLabel, id block.LegID) error {
+	name := leg.GetTreeId()
+	if label.Alone(leg) {
+		return h.fell(label, name)
+	}
+	if !label.Tree(name).GetFormatted() {
+		return nil // nothing is in it
+	}
+	err := h.within(name, func(t *openTree) error {
+		if err := t.Delete(id.UUID); err != nil {
+			return err
+		}
+		h.reclaim(name, t)
+		return nil
+	})
+	if errors.Is(err, mapped.ErrDamaged) {
+		return nil // nobody can open it any more; it goes with its last leg
+	}
+	return err
+}
+
+// fell makes the extents of a tree nobody's, while the label still keeps them from others.
+func (h *held) fell(label *drive.Label, name string) error {
+	if open := h.trees.get(name); open != nil {
+		if len(open.legs) > 0 {
+			return errors.New("its tree is open")
+		}
+		if err := h.shut(name, open); err != nil {
+			return err
+		}
+	}
+	device, err := h.drives.Device(h.number)
+	if err != nil {
+		return err
+	}
+	defer device.Close() //nolint:errcheck // the disk is open, so this is not its last user
+	place, err := h.place(label, name, device)
+	if err != nil {
+		return err
+	}
+	return mapped.Wipe(place)
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+)
+
+// The space of what was deleted in a tree comes free in the background, which may take long: data moves
+// to the layer that still needs it. Meanwhile the tree is open, with or without legs. At the end of the
+// process it stops between two chunks, and the next opening of the tree goes on.
+
+// spareSpace is what a tree without users keeps free, so that its next writers find some.
+const spareSpace = 64 * block.MiB
+
+// reclaim begins to give back the space of what was deleted in an open tree. The caller has the turn.
+func (h *held) reclaim(name string, t *openTree) {
+	if t.reclaiming {
+		t.again = true
+		return
+	}
+	if !h.drives.begin() {
+		return
+	}
+	t.reclaiming = true
+	go func() {
+		defer h.drives.background.Done()
+		h.reclaimAll(name, t)
+	}()
+}
+
+func (h *held) reclaimAll(name string, t *openTree) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-h.drives.ending:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for more := true; more; {
+		err := t.Reclaim(ctx)
+		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
+			h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it will when the tree is opened again", "tree", name, "err", err)
+		}
+		more = h.reclaimed(name, t, err)
+	}
+}
+
+// reclaimed ends reclaiming, unless there is more of it.
+func (h *held) reclaimed(name string, t *openTree, err error) (more bool) {
+	h.trees.turn <- struct{}{}
+	defer func() { <-h.trees.turn }()
+	if err == nil && t.again {
+		t.again = false
+		return true
+	}
+	t.reclaiming, t.again = false, false
+	if h.trees.get(name) != t {
+		return false // it was closed, and all of it is gone
+	}
+	if d := h.label.Load(); err == nil && len(t.legs) == 0 && d != nil {
+		err = t.shrink(d, name, spareSpace)
+	} else {
+		err = nil // is known
+	}
+	if err := errors.Join(err, h.closeTree(name)); err != nil {
+		h.drives.log.Warn("a tree keeps extents that it does not need", "tree", name, "err", err)
+	}
+	return false
+}
+
+// begin counts work in the background, unless the process ends.
+func (d *Drives) begin() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	select {
+	case <-d.ending:
+		return false
+	default:
+	}
+	d.background.Add(1)
+	return true
+}
+
+// stop ends what waits or works in the background, and keeps more of it from beginning.
+func (d *Drives) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	close(d.ending)
+}
+
+// finish waits, after stop, for the work in the background.
+func (d *Drives) finish(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		d.background.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("space is still being given back: %w", context.Cause(ctx))
+	}
+}
