@@ -24,11 +24,18 @@ type plantedDrive struct {
 	path    string
 	table   dm.Table
 	leg     block.Device
+	medium  func(path string, data block.Device) block.Device
 }
 
 func newPlanted(t *testing.T) *plantedDrive {
 	t.Helper()
-	p := &plantedDrive{}
+	return newPlantedOn(t, nil)
+}
+
+// newPlantedOn wraps the drive's data.
+func newPlantedOn(t *testing.T, medium func(path string, data block.Device) block.Device) *plantedDrive {
+	t.Helper()
+	p := &plantedDrive{medium: medium}
 	_, p.path = newFiles(t)
 	p.start(t)
 	must(t, p.machine.Drives.Format(p.path, cluster, driveA, ""))
@@ -47,7 +54,7 @@ func newPlanted(t *testing.T) *plantedDrive {
 func (p *plantedDrive) start(t *testing.T) {
 	t.Helper()
 	var err error
-	p.machine, err = New(Config{Files: []string{p.path}, FilesOnly: true})
+	p.machine, err = New(Config{Files: []string{p.path}, FilesOnly: true, Medium: p.medium})
 	must(t, err)
 }
 
