@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/userspace"
+)
+
+var treeID = uid('7', 1).String()
+
+const thinSize = 300 * block.MiB
+
+// thin makes the legs mapped ones of one tree, on a drive with three extents for it.
+func (w wish) thin() wish {
+	for _, l := range w.Legs {
+		l.Image, l.Extents, l.TreeId = pb.ImageKind_IMAGE_KIND_MAPPED, nil, treeID
+	}
+	w.Space = []*pb.WantedSpace{{DriveId: driveID(1).String(), Extents: []*pb.Extent{{Start: 0, Count: 3}}}}
+	return w.sized(thinSize)
+}
+
+// from gives the last leg an origin.
+func (w wish) from(n byte, kind pb.LegOriginKind, wait bool) wish {
+	w.Legs[len(w.Legs)-1].Origin = &pb.LegOrigin{LegId: legID(n).String(), Kind: kind, Wait: wait}
+	return w
+}
+
+func (w wish) removed(n byte) wish {
+	for _, l := range w.Legs {
+		if l.GetLegId() == legID(n).String() {
+			l.Remove = true
+		}
+	}
+	return w
+}
+
+const (
+	freeze = pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE
+	clone  = pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE
+)
+
+// ---- plans ----
+
+// planned returns the orders for the last leg, its report, and the problems.
+func planned(w wish, legs []*pb.LegLabel, trees map[string]userspace.TreeSeen) (orders []order, report *pb.LegReport, problems []problem) {
+	l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: block.GiB, Legs: legs}
+	if len(legs) > 0 {
+		l.Trees = []*pb.TreeLabel{{TreeId: treeID, Extents: []*pb.Extent{{Start: 0, Count: 1}}, Formatted: true}}
+	}
+	l.Reserve = []*pb.Extent{{Start: 1, Count: 2}}
+	if trees == nil {
+		trees = map[string]userspace.TreeSeen{}
+	}
+	s := seen{drives: map[block.DriveID]driveSeen{driveID(1): {label: l, trees: trees}}}
+	p := makePlan(s, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
+	last := w.Legs[len(w.Legs)-1].GetLegId()
+	for _, o := range p.orders {
+		if o.about() == "leg "+last {
+			orders = append(orders, o)
+		}
+	}
+	for _, r := range p.legs {
+		if r.GetLegId() == last {
+			report = r
+		}
+	}
+	return orders, report, p.problems
+}
+
+// recorded is the record of the n-th wanted leg.
+func (w wish) recorded(i int, prepared bool) *pb.LegLabel {
+	l := w.Legs[i]
+	r := &pb.LegLabel{LegId: l.GetLegId(), TreeId: l.GetTreeId(), Image: l.GetImage(), Revision: l.GetRevision(), Volume: l.GetVolume(), Zeroed: prepared}
+	if prepared {
+		r.ZeroedExtents = 2
+	}
+	return r
+}
+
+func TestALegWithAnOriginIsPlanned(t *testing.T) {
+	two := func() wish { return want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin() }
+	for name, c := range map[string]struct {
+		wait, carved, prepared bool
+		kind                   pb.LegOriginKind
+		want                   string // a part of the only order; empty: none
+	}{
+		"it waits":               {wait: true, kind: freeze, want: "carve leg"},
+		"it waits, carved":       {wait: true, carved: true, kind: freeze},
+		"at once":                {kind: freeze, want: "carve leg"},
+		"its moment":             {carved: true, kind: freeze, want: "as freeze of leg " + legID(1).String()},
+		"a clone":                {carved: true, kind: clone, want: "as clone of leg " + legID(1).String()},
+		"done":                   {carved: true, prepared: true, kind: freeze},
+		"done, and told to wait": {wait: true, carved: true, prepared: true, kind: freeze},
+	} {
+		w := two().from(1, c.kind, c.wait)
+		legs := []*pb.LegLabel{w.recorded(0, true)}
+		if c.carved {
+			legs = append(legs, w.recorded(1, c.prepared))
+		}
+		orders, report, problems := planned(w, legs, nil)
+		if c.want == "" && len(orders) > 0 || c.want != "" && (len(orders) != 1 || !strings.Contains(orders[0].String(), c.want)) {
+			t.Errorf("%s: orders %v, want %q", name, orders, c.want)
+		}
+		if report.GetReady() || report.GetError() != "" || len(problems) > 0 {
+			t.Errorf("%s: reported as %v, with problems %v", name, report, problems)
+		}
+	}
+}
+
+// Without the tree of its origin a leg would get one of its own, and be empty.
+func TestALegIsNotCarvedWithoutItsOriginsTree(t *testing.T) {
+	w := want().leg(2, 1, 0, 0).thin().from(1, freeze, true)
+	orders, report, _ := planned(w, nil, nil)
+	if len(orders) > 0 || !strings.Contains(report.GetError(), "does not have tree "+treeID) {
+		t.Errorf("orders %v, reported as %v", orders, report)
+	}
+	l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: block.GiB, Reserve: []*pb.Extent{{Start: 0, Count: 3}}}
+	if cause := unrooted(parseWanted(w.TargetWanted).legs[0], l); cause == "" {
+		t.Error("an order that was made earlier carves it")
+	}
+	w.Legs[0].Origin = nil
+	if orders, report, _ := planned(w, nil, nil); len(orders) != 1 || report.GetError() != "" {
+		t.Errorf("without an origin: orders %v, reported as %v", orders, report)
+	}
+}
+
+func TestAnOriginIsChecked(t *testing.T) {
+	for name, spoil := range map[string]func(*pb.WantedLeg){
+		"a kind that is not known": func(l *pb.WantedLeg) { l.Origin.Kind = 9 },
+		"no kind":                  func(l *pb.WantedLeg) { l.Origin.Kind = 0 },
+		"itself":                   func(l *pb.WantedLeg) { l.Origin.LegId = l.LegId },
+		"no leg":                   func(l *pb.WantedLeg) { l.Origin.LegId = "" },
+		"not in a tree": func(l *pb.WantedLeg) {
+			l.Image, l.TreeId, l.Extents = pb.ImageKind_IMAGE_KIND_PLAIN, "", []*pb.Extent{{Start: 0, Count: 2}}
+		},
+	} {
+		w := want().leg(2, 1, 0, 0).thin().from(1, freeze, false)
+		if got := parseWanted(w.TargetWanted); len(got.legs) != 1 || len(got.problems) > 0 {
+			t.Fatalf("a good one: %v", got.problems)
+		}
+		spoil(w.Legs[0])
+		if got := parseWanted(w.TargetWanted); len(got.legs) != 0 || len(got.problems) != 1 {
+			t.Errorf("%s: %d legs, problems %v", name, len(got.legs), got.problems)
+		}
+	}
+}
+
+func TestLegsThatShareATreeReportTheirOwnSpace(t *testing.T) {
+	w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin().from(1, freeze, false)
+	legs := []*pb.LegLabel{w.recorded(0, true), w.recorded(1, true)}
+	tree := userspace.TreeSeen{Free: block.GiB, Used: 8 * block.MiB, UsedBy: map[block.UUID]block.Size{legID(1).UUID: 5 * block.MiB, legID(2).UUID: 2 * block.MiB}}
+	if _, r, _ := planned(w, legs, map[string]userspace.TreeSeen{treeID: tree}); r.GetUsedBytes() != uint64(2*block.MiB) {
+		t.Errorf("%v used, want 2MiB", block.Size(r.GetUsedBytes()))
+	}
+	tree.UsedBy = map[block.UUID]block.Size{legID(2).UUID: 2 * block.MiB}
+	if _, r, _ := planned(w, legs, map[string]userspace.TreeSeen{treeID: tree}); r.GetUsedBytes() != uint64(8*block.MiB) {
+		t.Errorf("the only leg of a tree: %v used, want all 8MiB", block.Size(r.GetUsedBytes()))
+	}
+}
+
+// ---- an agent ----
+
+// onFiles is a world whose agent serves a file as its drive, in real time.
+func onFiles(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	file := filepath.Join(w.root, "drive")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, int64(block.GiB)); err != nil {
+		t.Fatal(err)
+	}
+	w.labels = func() []*drive.Label {
+		m, err := drive.OpenDevice(file, drive.ReadOnly)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		defer m.Close() //nolint:errcheck // only read
+		if l, err := drive.ReadLabel(m, m.Size()); err == nil {
+			return []*drive.Label{l}
+		}
+		return nil
+	}
+	w.gate = &gate{left: -1}
+	return w
+}
+
+func (w *world) serveFiles() {
+	w.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	a, err := New(Config{
+		Node: "t1", Manager: &w.manager, Version: "test", Root: w.root, Datapath: User, Files: []string{"/drive"}, FilesOnly: true,
+		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}, Listen: w.listen,
+	})
+	if err != nil {
+		cancel()
+		w.t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = a.Run(ctx) }() //nolint:errcheck // it ends when it is told to
+	w.stop = func() { cancel(); <-ended }
+}
+
+func wholeDrive(w wish) *pb.TargetWanted {
+	w.Drives = []*pb.WantedDrive{{DriveId: driveID(1).String(), Device: "/drive"}}
+	return proto.CloneOf(w.TargetWanted)
+}
+
+func isRecorded(n byte) func(*pb.TargetReport) bool {
+	return func(r *pb.TargetReport) bool {
+		for _, d := range r.GetDrives() {
+			for _, l := range d.GetLegs() {
+				if l.GetLegId() == legID(n).String() {
+					return true
+				}
+			}
+		}
+		return false
+	}
+}
+
+// A host reads in the snapshot what the volume was when it was taken, while another one writes.
+func TestAHostReadsASnapshot(t *testing.T) {
+	w := onFiles(t)
+	w.serveFiles()
+	defer func() { w.stop() }()
+	origin := func() wish { return want().volume(1, 1, 1) }
+	w.manager.set(wholeDrive(origin().thin()))
+	if r := w.until("the origin", exportsReady(1)); !r.GetSnapshots() {
+		t.Error("the target does not say that it makes snapshots")
+	}
+	c, leg := w.leg(1, 1, 0)
+	defer func() { c.Cut() }()
+	write := func(letter string) {
+		t.Helper()
+		if err := block.WriteAt(leg, bytes.Repeat([]byte(letter), 4096), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read := func(from block.Device, want string) {
+		t.Helper()
+		got := make([]byte, 4096)
+		if err := block.ReadAt(from, got, 0); err != nil || got[0] != want[0] {
+			t.Errorf("a host reads %q…, %v; want %s", got[:4], err, want)
+		}
+	}
+	write("a")
+	w.manager.set(wholeDrive(origin().leg(2, 1, 0, 0).thin().from(1, freeze, true)))
+	w.until("the snapshot's record", isRecorded(2))
+	write("b")
+	time.Sleep(time.Second)
+	r := w.until("a report", func(*pb.TargetReport) bool { return true })
+	if l := legReport(r, 2); l.GetReady() || l.GetError() != "" || w.record(legID(2).String()).GetZeroed() {
+		t.Errorf("while it waits the snapshot is %v", l)
+	}
+	write("c")
+	snapshot := func() wish { return origin().volume(2, 1, 1).thin().from(1, freeze, false) }
+	taken := snapshot()
+	taken.Exports[1].ReadOnly = true
+	w.manager.set(wholeDrive(taken))
+	w.until("both exports", exportsReady(2))
+	write("d")
+	s, frozen := w.leg(2, 1, 0)
+	read(frozen, "c")
+	read(leg, "d")
+	if err := block.WriteAt(frozen, make([]byte, 4096), 0); err == nil {
+		t.Error("a host has written to a snapshot")
+	}
+	r = w.until("the space of both", func(r *pb.TargetReport) bool {
+		return legReport(r, 1).GetUsedBytes() == uint64(block.MiB) && legReport(r, 2).GetUsedBytes() == uint64(block.MiB)
+	})
+	if len(r.GetProblems()) > 0 {
+		t.Errorf("problems: %v", r.GetProblems())
+	}
+
+	s.Cut()
+	w.stop()
+	w.serveFiles()
+	w.until("both exports of the next agent", exportsReady(2))
+	c.Cut()
+	c, leg = w.leg(1, 1, 0)
+	s, frozen = w.leg(2, 1, 0)
+	read(frozen, "c")
+	s.Cut()
+	w.manager.set(wholeDrive(origin().leg(2, 1, 0, 0).thin().removed(2)))
+	w.until("the snapshot gone", func(r *pb.TargetReport) bool { return !isRecorded(2)(r) && exportsReady(1)(r) })
+	read(leg, "d")
+	c.Cut()
+	w.manager.set(wholeDrive(want().leg(1, 1, 1, 0).thin().removed(1)))
+	w.until("the tree gone", func(r *pb.TargetReport) bool {
+		return len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetTrees()) == 0 && !isRecorded(1)(r)
+	})
+}
+
+// An origin that is lost is a problem that the manager hears of.
+func TestASnapshotOfNothingIsAProblem(t *testing.T) {
+	w := onFiles(t)
+	w.serveFiles()
+	defer func() { w.stop() }()
+	w.manager.set(wholeDrive(want().volume(1, 1, 1).thin()))
+	w.until("a tree", exportsReady(1))
+	w.manager.set(wholeDrive(want().volume(1, 1, 1).leg(2, 1, 0, 0).thin().from(3, freeze, false)))
+	r := w.until("the problem", problemWith("leg "+legID(2).String()+" prepare leg"))
+	if legReport(r, 2).GetReady() || w.record(legID(2).String()).GetZeroed() {
+		t.Errorf("it is reported as %v", legReport(r, 2))
+	}
+}
