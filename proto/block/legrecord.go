@@ -29,6 +29,10 @@ const (
 // of the tree's own record without its runs of extents.
 const MappedText = 128
 
+// SnapshotText is how many bytes more the record of a snapshot's leg takes, without the name of the
+// volume of which it was taken.
+const SnapshotText = 128
+
 // Size is the most that the record can take of LabelRoom.
 func (r LegRecord) Size() Size {
 	return Size(recordFixed + r.Runs*recordRun + r.Legs*recordLeg + r.Labels*recordLabel + r.Text)

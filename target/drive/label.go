@@ -270,6 +270,9 @@ func reserved(leg *pb.LegLabel) block.Size {
 	if Mapped(leg) || leg.GetTreeId() != "" {
 		r.Text += block.MappedText
 	}
+	if of := v.GetSnapshot(); of != nil {
+		r.Text += block.SnapshotText + len(of.GetVolumeName())
+	}
 	for key, value := range v.GetLabels() {
 		r.Text += len(key) + len(value)
 	}
