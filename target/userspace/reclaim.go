@@ -56,20 +56,19 @@ func (h *held) reclaimAll(name string, t *openTree) {
 func (h *held) reclaimed(name string, t *openTree, err error) (more bool) {
 	h.trees.turn <- struct{}{}
 	defer func() { <-h.trees.turn }()
+	if h.trees.get(name) != t {
+		return false // it was closed, and all of it is gone
+	}
 	if err == nil && t.again {
 		t.again = false
 		return true
 	}
 	t.reclaiming, t.again = false, false
-	if h.trees.get(name) != t {
-		return false // it was closed, and all of it is gone
-	}
+	var kept error
 	if d := h.label.Load(); err == nil && len(t.legs) == 0 && d != nil {
-		err = t.shrink(d, name, spareSpace)
-	} else {
-		err = nil // is known
+		kept = t.shrink(d, name, spareSpace)
 	}
-	if err := errors.Join(err, h.closeTree(name)); err != nil {
+	if err := errors.Join(kept, h.closeTree(name)); err != nil {
 		h.drives.log.Warn("a tree keeps extents that it does not need", "tree", name, "err", err)
 	}
 	return false
