@@ -38,6 +38,7 @@ const (
 	linkStatePrefix       = "LINK_STATE_"
 	scrubOutcomePrefix    = "SCRUB_OUTCOME_"
 	abilityPrefix         = "ABILITY_"
+	holdStatePrefix       = "HOLD_STATE_"
 )
 
 // toEnum returns the enumeration value of a word; an unknown word gives UNSPECIFIED.
@@ -228,6 +229,10 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
 		Authentication:        cmp.Or(v.Authentication, block.PropertyAuthentication.Default),
 		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild), Thin: v.Thin,
+		CloneOf: string(v.CloneOf), Failed: v.Failed,
+	}
+	if x := v.Snapshot; x != nil {
+		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), Taken: pbTime(x.Taken), GroupId: x.Group}
 	}
 	for _, l := range v.Legs {
 		out.UsedBytes += uint64(l.Used)
@@ -357,7 +362,26 @@ func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 	if v.Created != 0 {
 		out.Created = timestamppb.New(time.Unix(0, v.Created))
 	}
+	if x := v.Snapshot; !x.Volume.IsZero() {
+		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), GroupId: x.Group}
+		if x.Taken != 0 {
+			out.Snapshot.Taken = timestamppb.New(time.Unix(0, x.Taken))
+		}
+	}
 	return out
+}
+
+// fromSnapshotOf is the inverse, of a label.
+func fromSnapshotOf(x *pb.SnapshotOf) (out evidence.SnapshotOf, err error) {
+	if x == nil {
+		return out, nil
+	}
+	out.Name, out.Group = block.VolumeName(x.VolumeName), x.GroupId
+	if x.Taken != nil {
+		out.Taken = x.Taken.AsTime().UnixNano()
+	}
+	out.Volume, err = field("drives.legs.volume.snapshot.volume_id", x.VolumeId, block.ParseVolumeID)
+	return out, err
 }
 
 func pbAdmission(a cluster.Admission) *pb.Admission {
@@ -385,10 +409,21 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
-		TreeId: id(l.Tree),
-		LegId:  l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
+		TreeId: id(l.Tree), Origin: pbOrigin(l.Origin),
+		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
 	}
+}
+
+func pbOrigin(o cluster.LegOrigin) *pb.LegOrigin {
+	if o.Leg.IsZero() {
+		return nil
+	}
+	out := &pb.LegOrigin{LegId: o.Leg.String(), Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE, Wait: o.Wait}
+	if o.Clone {
+		out.Kind = pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE
+	}
+	return out
 }
 
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
@@ -412,6 +447,9 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
 		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin,
+		Holds: list(a.Holds, func(h cluster.WantedHold) *pb.Hold {
+			return &pb.Hold{Id: h.ID, Limit: durationpb.New(h.Limit)}
+		}),
 	}
 }
 
@@ -508,7 +546,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
-		HandsOver: r.HandsOver,
+		HandsOver: r.HandsOver, Snapshots: r.Snapshots,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -600,6 +638,9 @@ func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
 	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
 		return out, err
 	}
+	if out.Tree, err = maybe("drives.legs.tree_id", l.TreeId, block.ParseUUID); err != nil {
+		return out, err
+	}
 	if l.Volume != nil {
 		out.Volume, err = fromVolumeLabel(l.Volume)
 	}
@@ -648,6 +689,9 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 		out.Created = v.Created.AsTime().UnixNano()
 	}
 	if out.ID, err = field("drives.legs.volume.volume_id", v.VolumeId, block.ParseVolumeID); err != nil {
+		return out, err
+	}
+	if out.Snapshot, err = fromSnapshotOf(v.Snapshot); err != nil {
 		return out, err
 	}
 	if out.InSync, err = listErr(v.InSyncLegs, func(text string) (block.LegID, error) {
@@ -736,6 +780,12 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	}
 	if out.Legs, err = listErr(a.Legs, fromLegLink); err != nil {
 		return out, err
+	}
+	for _, h := range a.Holds {
+		if out.Holds == nil {
+			out.Holds = map[string]cluster.HoldState{}
+		}
+		out.Holds[h.GetId()] = fromEnum[cluster.HoldState](h.GetState(), holdStatePrefix)
 	}
 	out.Tells = a.InUse != nil
 	out.InUse, err = listErr(a.GetInUse().GetLegIds(), func(id string) (block.LegID, error) {

@@ -162,11 +162,11 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		// The agents take the default range of controller ids.
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
 		// The manager does not ask for these yet.
-		"InitiatorWanted.attachments.holds": true, "InitiatorWanted.attachments.legs.paths": true, "TargetWanted.exports.paths": true,
+		"InitiatorWanted.attachments.legs.paths": true, "TargetWanted.exports.paths": true,
 		// fillMessage sets a duration of less than a second.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
 		"Device.health.latency.seconds": true, "Drive.health.latency.seconds": true,
-		"Volume.scrub_every_seconds": true, "Volume.rebuilds.left.seconds": true,
+		"Volume.scrub_every_seconds": true, "Volume.rebuilds.left.seconds": true, "InitiatorWanted.attachments.holds.limit.seconds": true,
 		// Package parts sets these when it sends a state.
 		"TargetWanted.scale.part": true, "TargetWanted.scale.more": true, "TargetWanted.scale.unchanged": true,
 		"InitiatorWanted.scale.part": true, "InitiatorWanted.scale.more": true, "InitiatorWanted.scale.unchanged": true,

@@ -357,9 +357,19 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 		Name: name, Size: block.Size(r.SizeBytes), Copies: int(r.Copies), Stripes: int(r.Stripes), Chunk: block.Size(r.ChunkBytes),
 		Pool: r.Pool, Spread: r.Spread, Labels: r.Labels, Seed: newSeed(),
 		Topology: list(r.Topology, fromSegment), Preferred: list(r.Preferred, fromSegment), Data: int(r.Data), Parity: int(r.Parity),
-		Authentication: r.Authentication, Integrity: r.Integrity, Thin: r.Thin,
+		Authentication: r.Authentication, Integrity: r.Integrity, Thin: r.Thin, From: r.From,
 	}
 	return call(ctx, m, in, pbVolume)
+}
+
+// CreateSnapshots takes snapshots at one moment.
+func (m *Manager) CreateSnapshots(ctx context.Context, r *pb.CreateSnapshotsRequest) (*pb.CreateSnapshotsResponse, error) {
+	in := cluster.CreateSnapshots{Seed: newSeed(), Snapshots: list(r.Snapshots, func(s *pb.NewSnapshot) cluster.NewSnapshot {
+		return cluster.NewSnapshot{Volume: s.GetVolume(), Name: s.GetName(), Labels: s.GetLabels()}
+	})}
+	return call(ctx, m, in, func(all []cluster.Volume) *pb.CreateSnapshotsResponse {
+		return &pb.CreateSnapshotsResponse{Snapshots: list(all, pbVolume)}
+	})
 }
 
 func fromSegment(g *pb.Segment) cluster.Segment { return g.GetLabels() }
@@ -409,9 +419,12 @@ func (m *Manager) GetVolume(ctx context.Context, r *pb.GetVolumeRequest) (*pb.Vo
 	return read(ctx, m, func(s *cluster.State) (cluster.Volume, error) { return s.Volume(r.Volume) }, pbVolume)
 }
 
-// ListVolumes lists the volumes.
+// ListVolumes lists the volumes, or the snapshots.
 func (m *Manager) ListVolumes(ctx context.Context, r *pb.ListVolumesRequest) (*pb.ListVolumesResponse, error) {
 	entries := func(s *cluster.State, after string) (iter.Seq2[string, cluster.Volume], error) {
+		if r.GetSnapshots() {
+			return s.SnapshotsAfter(r.GetOf(), after)
+		}
 		return s.VolumesAfter(after), nil
 	}
 	page, next, err := page(ctx, m, "volumes", r, entries, pbVolume)

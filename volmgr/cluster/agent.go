@@ -41,6 +41,7 @@ type TargetReport struct {
 	Integrity     bool // it can keep legs with checksums
 	HandsOver     bool // its next process can take over from it
 	Thin          bool // it serves mapped legs
+	Snapshots     bool // it makes legs of others
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
@@ -188,6 +189,14 @@ type WantedLeg struct {
 	Remove   bool
 	Blank    bool       // it has no data, and may be carved though the volume has some
 	Tree     block.UUID // zero: it is plain
+	Origin   LegOrigin  // zero: it begins as zeroes
+}
+
+// LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
+// is, since it is frozen. Wait: nothing is done but to record the new leg.
+type LegOrigin struct {
+	Leg         block.LegID
+	Clone, Wait bool
 }
 
 // WantedExport is one subsystem to export.
@@ -255,13 +264,14 @@ type AttachmentReport struct {
 	Tells       bool          // the host tells InUse
 	ResyncDone  block.Size
 	ResyncTotal block.Size
-	Size        block.Size   // of the device
-	Number      string       // of the device: "253:4"
-	GaveUp      GaveUp       // zero: it has not
-	Scrub       *ScrubReport // nil: none has begun
-	Scrubs      bool         // the host can compare copies
-	Heals       *HealReport  // nil: there was none
-	Copies      []CopyReport // of the legs that it copies to
+	Size        block.Size           // of the device
+	Number      string               // of the device: "253:4"
+	GaveUp      GaveUp               // zero: it has not
+	Scrub       *ScrubReport         // nil: none has begun
+	Scrubs      bool                 // the host can compare copies
+	Heals       *HealReport          // nil: there was none
+	Copies      []CopyReport         // of the legs that it copies to
+	Holds       map[string]HoldState // of the wanted holds, by id
 }
 
 // GaveUp reports that a host has failed its device, or released it in another way than
@@ -319,6 +329,13 @@ type WantedAttachment struct {
 
 	RebuildRate block.Size // see Volume.RebuildRate
 	Thin        bool
+	Holds       []WantedHold
+}
+
+// WantedHold asks a host to hold a volume's I/O while it is listed, but not for longer than Limit.
+type WantedHold struct {
+	ID    string
+	Limit time.Duration
 }
 
 // WantedLink is one leg, in sync or rebuilding, of an attachment.

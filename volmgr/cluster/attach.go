@@ -54,11 +54,11 @@ type Attach struct {
 }
 
 func (in Attach) apply(t *tx) (view, error) {
-	mode := cmp.Or(in.Mode, AttachExclusive)
-	if mode != AttachExclusive && !mode.shared() {
-		return nil, invalid("mode", "%q is not known", in.Mode)
-	}
 	v, n, err := t.s.parties(in)
+	if err != nil {
+		return nil, err
+	}
+	mode, err := in.mode(v)
 	if err != nil {
 		return nil, err
 	}
@@ -81,6 +81,23 @@ func (in Attach) apply(t *tx) (view, error) {
 		t.grant(t.volume(v.ID), n)
 	}
 	return attachmentResult(v.ID, in.Node), nil
+}
+
+// mode is the mode that is asked for, or the usual one: exclusive, and of a snapshot shared read-only.
+func (in Attach) mode(v *Volume) (AttachMode, error) {
+	usual := AttachExclusive
+	if v.IsSnapshot() {
+		usual = AttachSharedReadOnly
+	}
+	mode := cmp.Or(in.Mode, usual)
+	switch {
+	case mode != AttachExclusive && !mode.shared():
+		return mode, invalid("mode", "%q is not known", in.Mode)
+	case v.IsSnapshot() && mode != usual:
+		return mode, refused(ReasonReadOnly, v.object(), "it is a snapshot: hosts can only read it, in the mode %s", usual.words()).
+			hint("for a volume that begins as it and can be written: `weft volume create NAME --from %s`", v.Name)
+	}
+	return mode, nil
 }
 
 // parties finds the volume and the node of an Attach, and refuses a volume or a node that

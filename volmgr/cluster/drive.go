@@ -592,6 +592,9 @@ func (v *Volume) record(l *Leg) block.LegRecord {
 	if r.Runs = len(l.Extents); l.mapped() {
 		r.Text += block.MappedText
 	}
+	if v.IsSnapshot() {
+		r.Text += block.SnapshotText + len(v.Snapshot.Name)
+	}
 	return r
 }
 
@@ -621,6 +624,9 @@ func labelRecord(l *evidence.LegLabel) block.LegRecord {
 	r := recordOf(v.Layout, v.Labels, string(v.Name), v.Pool, v.Spread)
 	if r.Runs = len(l.Extents); l.Kind == image.Mapped {
 		r.Text += block.MappedText
+	}
+	if !v.Snapshot.Volume.IsZero() {
+		r.Text += block.SnapshotText + len(v.Snapshot.Name)
 	}
 	return r
 }

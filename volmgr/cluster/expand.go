@@ -44,6 +44,9 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if v.IsSnapshot() {
+		return nil, v.neverChanges()
+	}
 	if v.State != VolumeReady || v.Restored {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)

@@ -45,6 +45,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		e.Facts = append(e.Facts, fmt.Sprintf("it has %s from an earlier version; drives do not store them", excess))
 		e.Actions = append(e.Actions, fmt.Sprintf("remove labels: weft volume set %s --label KEY-, or --label '*-' for all of them", v.Name))
 	}
+	s.explainSnapshot(e, v)
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)
 		s.explainScrub(e, v)

@@ -174,7 +174,7 @@ func (s *State) poolView(p *Pool) Pool {
 	return v
 }
 
-// Volumes lists the volumes by name.
+// Volumes lists the volumes by name, without snapshots.
 func (s *State) Volumes() []Volume { return values(s.VolumesAfter("")) }
 
 // Volume returns one volume by name or id; the error is NotFound.
@@ -323,7 +323,7 @@ const maxWrong = 40
 // Status summarizes the cluster. What cannot be served comes first, and then causes before what
 // they lead to: nodes, drives, volumes that lack a copy.
 func (s *State) Status() Status {
-	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len()}
+	st := Status{ClusterID: s.meta.ClusterID, Generation: s.meta.Generation, Nodes: len(s.nodes), Drives: len(s.drives), Volumes: s.volumes.Len() - s.allSnapshots}
 	var drives, degraded []string
 	for _, d := range s.Drives("") {
 		st.Capacity += d.Capacity
@@ -475,11 +475,11 @@ func (s *State) PoolsAfter(after string) iter.Seq2[string, Pool] {
 	return inOrder(s.pools, after, func(p *Pool) string { return p.Name }, s.poolView)
 }
 
-// VolumesAfter lists volumes by name.
+// VolumesAfter lists volumes by name, without snapshots.
 func (s *State) VolumesAfter(after string) iter.Seq2[string, Volume] {
 	return func(yield func(string, Volume) bool) {
 		for name, id := range s.byName.After(after) {
-			if !yield(name, s.volumeView(s.volumes.Get(id))) {
+			if v := s.volumes.Get(id); !v.IsSnapshot() && !yield(name, s.volumeView(v)) {
 				return
 			}
 		}

@@ -70,6 +70,14 @@ type placedLeg struct {
 	drive *Drive
 }
 
+// sharedTree is the leg's tree, if that is not its own.
+func (l *placedLeg) sharedTree() (id block.UUID) {
+	if l.Tree != l.Leg.UUID {
+		id = l.Tree
+	}
+	return id
+}
+
 func newRebuild(targets []TargetReport, hosts []InitiatorReport) *rebuild {
 	r := &rebuild{
 		s: empty(), legs: map[block.LegID]placedLeg{}, admitted: map[block.VolumeID]block.Epoch{},
@@ -218,11 +226,14 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 	for _, id := range sorted(q.Legs) {
 		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
-			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image,
+			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image, Tree: l.sharedTree(),
 			State: LegStale, Revision: q.Highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}
 	v.Thin = slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.mapped() })
+	if of := best.Snapshot; !of.Volume.IsZero() {
+		v.Snapshot = &SnapshotOf{Volume: of.Volume, Name: of.Name, Group: of.Group, Taken: time.Unix(0, of.Taken).UTC()}
+	}
 	for i := range v.Legs {
 		if q.Replaced(v.Legs[i].ID) {
 			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was given up"
@@ -306,6 +317,15 @@ func (r *rebuild) stretch() {
 
 // judge decides which legs of a volume are in sync.
 func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
+	if q.Unborn() && (v.IsSnapshot() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return !l.Tree.IsZero() })) {
+		// The store knew what its legs were to begin as. An empty leg must not pass for that.
+		v.State = VolumeDeleting
+		for i := range v.Legs {
+			v.Legs[i].State, v.Legs[i].StaleSince = LegDeleting, time.Time{}
+		}
+		r.say("%s was not complete: it is deleted", v.object())
+		return
+	}
 	if q.Unborn() && len(q.Legs) == v.Layout.Legs() {
 		v.State, v.Clean = VolumeCreating, true
 		for i := range v.Legs {
@@ -325,6 +345,7 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 			l.Suspect = verdict.Suspect
 		}
 	}
+	v.Clean = v.IsSnapshot() // nobody could write it
 	v.Holder = q.Holder("")
 	v.FormerHosts = unseenHosts(q)
 	for c := range v.Layout.Stripes {

@@ -51,9 +51,9 @@ func (s *State) SetPolicy(p Policy) { s.policy = p }
 func (l *Leg) member() bool { return l.State != LegDeleting && l.Retired == 0 }
 
 // replaceable reports whether the volume's legs can be made again elsewhere. A volume of one
-// copy has no second leg to copy from while it is in use.
+// copy has no second leg to copy from while it is in use, and a snapshot has no host that could copy.
 func (v *Volume) replaceable() bool {
-	return v.State == VolumeReady && !v.Restored && v.Layout.Slots() > v.Layout.Group().Members
+	return v.State == VolumeReady && !v.Restored && !v.IsSnapshot() && v.Layout.Slots() > v.Layout.Group().Members
 }
 
 // leaves says why a leg has to be made again elsewhere; empty if it may stay. n and d are its

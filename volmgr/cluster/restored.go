@@ -78,7 +78,10 @@ func (t *tx) restored(v *Volume) {
 		v.Backup = &backup
 	}
 	v.Epoch += epochJump
-	v.Clean = false
+	v.Clean = v.IsSnapshot() // nobody could write it
+	if v.taking() != nil {
+		v.Snapshot = v.Snapshot.with(nil) // what was frozen since the backup is not known: see settleTaking
+	}
 	v.Formatted = orRaw(v.Formatted)
 	if v.Attachment != nil {
 		v.Holder, v.Attachment = v.Attachment.Node, nil

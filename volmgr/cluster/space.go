@@ -42,8 +42,11 @@ func reserveFor(d *Drive) uint32 { return max(d.Extents/100, min(4, d.Extents/16
 
 // legExtents is how many extents of its drive a leg has been promised.
 func (v *Volume) legExtents(l *Leg) uint32 {
-	if !l.mapped() {
+	switch {
+	case !l.mapped():
 		return image.Count(l.Extents)
+	case v.IsSnapshot(): // it gets no more than it has
+		return 0
 	}
 	return uint32(min(v.Layout.LegExtents(v.planned()), 1<<31))
 }
@@ -53,11 +56,17 @@ func (l *Leg) mapped() bool { return l.Kind == image.Mapped }
 
 // tree is the tree of a mapped leg; zero for another leg.
 func (l *Leg) tree() (id block.UUID) {
-	if l.mapped() {
-		id = l.ID.UUID
+	switch {
+	case !l.mapped():
+		return id
+	case !l.Tree.IsZero():
+		return l.Tree
 	}
-	return id
+	return l.ID.UUID
 }
+
+// takesSpace reports whether a leg takes space from the reserve of its drive as it is written.
+func (v *Volume) takesSpace(l *Leg) bool { return l.mapped() && !v.IsSnapshot() }
 
 // spaceTaken is the extents of a drive that are granted to trees, or are being taken back.
 func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }
@@ -196,7 +205,7 @@ func (t *tx) mappedLegs(id block.DriveID) uint32 {
 
 func mappedOn(v *Volume, id block.DriveID) (n int) {
 	for i := 0; v != nil && i < len(v.Legs); i++ {
-		if l := &v.Legs[i]; l.mapped() && l.Drive == id {
+		if l := &v.Legs[i]; v.takesSpace(l) && l.Drive == id {
 			n++
 		}
 	}
@@ -248,6 +257,11 @@ func (s *State) thinGrowth(v *Volume, size block.Size) error {
 			more[l.Drive] += uint64(next.legExtents(l) - v.legExtents(l))
 		}
 	}
+	return s.mayPromiseMore(v, more)
+}
+
+// mayPromiseMore refuses to promise a thin volume so many more extents of each drive.
+func (s *State) mayPromiseMore(v *Volume, more map[block.DriveID]uint64) error {
 	for _, id := range sorted(more) {
 		d := s.drives[id]
 		if d == nil {

@@ -34,6 +34,7 @@
 //	stock.go   hosts without an agent                 term.go   managers that follow one another
 //	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
 //	trust.go   tokens, authorities and identities     space.go  what thin volumes take and may take
+//	snapshot.go snapshots, groups of them, and clones
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
@@ -184,14 +185,18 @@ type derived struct {
 	used      cow.Map[block.DriveID, uint32]     // how many extents those are
 	recorded  cow.Map[block.DriveID, block.Size] // the most that the legs' records can take of its label
 	promised  cow.Map[block.DriveID, uint32]     // how many extents its legs take if they are written whole
-	mappedOn  cow.Map[block.DriveID, uint32]     // how many mapped legs it has
-	fullLegs  map[block.LegID]bool               // of which an event says that their writes wait for space
-	unsettled map[block.VolumeID]bool            // volumes that time or a report may change
-	touched   map[block.DriveID]uint64           // when legs were last placed there or removed, as a count
-	removed   map[block.DriveID]uint64           // the same, only of removed or moved ones
-	touches   uint64
-	fields    fields // also of what is reported: see field
-	still     *still // what the last fork has of the maps that change seldom; nil: they have changed
+	mappedOn  cow.Map[block.DriveID, uint32]     // how many mapped legs it has that take space as they are written
+	snapshots cow.Map[block.VolumeID, int]       // how many snapshots a volume has, if any
+	// takings are the snapshots of a volume that are being taken; the slices do not change.
+	takings      cow.Map[block.VolumeID, []block.VolumeID]
+	allSnapshots int                      // of all volumes
+	fullLegs     map[block.LegID]bool     // of which an event says that their writes wait for space
+	unsettled    map[block.VolumeID]bool  // volumes that time or a report may change
+	touched      map[block.DriveID]uint64 // when legs were last placed there or removed, as a count
+	removed      map[block.DriveID]uint64 // the same, only of removed or moved ones
+	touches      uint64
+	fields       fields // also of what is reported: see field
+	still        *still // what the last fork has of the maps that change seldom; nil: they have changed
 }
 
 // reported is what agents report and what this manager observed of it. No record holds
@@ -597,6 +602,7 @@ func (s *State) index(old, new *Volume) {
 	if old != nil {
 		s.byName = s.byName.Delete(string(old.Name))
 		s.stocked.Delete(s.by, old.ID)
+		s.indexSnapshot(old, -1)
 		delete(s.unsettled, old.ID)
 		for _, n := range old.nodes() {
 			on := s.onNode.Get(n)
@@ -612,7 +618,7 @@ func (s *State) index(old, new *Volume) {
 			delete(s.onDrive[l.Drive], l.ID)
 			s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)-old.record(&l).Size())
 			s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)-old.legExtents(&l))
-			if l.mapped() {
+			if old.takesSpace(&l) {
 				s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)-1)
 			}
 			s.touched[l.Drive] = s.touches
@@ -622,6 +628,7 @@ func (s *State) index(old, new *Volume) {
 		return
 	}
 	s.byName = s.byName.Set(string(new.Name), new.ID)
+	s.indexSnapshot(new, 1)
 	if new.unsettled() {
 		s.unsettled[new.ID] = true
 	}
@@ -641,7 +648,7 @@ func (s *State) index(old, new *Volume) {
 		s.used.Set(s.by, l.Drive, s.used.Get(l.Drive)+image.Count(l.Extents))
 		s.recorded.Set(s.by, l.Drive, s.recorded.Get(l.Drive)+new.record(&l).Size())
 		s.promised.Set(s.by, l.Drive, s.promised.Get(l.Drive)+new.legExtents(&l))
-		if l.mapped() {
+		if new.takesSpace(&l) {
 			s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)+1)
 		}
 		s.touched[l.Drive] = s.touches

@@ -196,6 +196,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 		return
 	}
 	t.settleLonger(id)
+	t.settleTaking(id)
 	t.settleCreating(id)
 	t.settleDeleting(id)
 	if t.peek(id) == nil {
@@ -233,6 +234,7 @@ func (t *tx) commit() Outcome {
 		wake.users(old)
 		wake.users(v)
 		t.wakeDiscovery(wake, old, v)
+		wakeHolders(wake, old, v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)

@@ -242,6 +242,10 @@ type Leg struct {
 	// data. Listed is the volume's generation since which labels list it.
 	Blank  bool   `json:"blank,omitempty"`
 	Listed uint64 `json:"listed,omitempty"`
+	// Tree is the tree of a leg that shares one with other legs; zero: a mapped leg has one of its own.
+	Tree block.UUID `json:"tree,omitzero"`
+	// Origin is the leg as which this one begins, until it is in the tree; see snapshot.go.
+	Origin block.LegID `json:"origin,omitzero"`
 	// Leave: an operator asked to move the leg.
 	Leave bool `json:"leave,omitempty"`
 	// Rebalanced: it leaves because its drive is among the fullest of its pool.
@@ -296,6 +300,11 @@ type Volume struct {
 	State  VolumeState       `json:"state"`
 	// Thin: its legs are mapped, and take space only where they were written.
 	Thin bool `json:"thin,omitempty"`
+	// Snapshot says of what the volume is a snapshot; nil: it is none. CloneOf is the snapshot as which
+	// the volume began, and Failed why a snapshot that is being deleted was not taken.
+	Snapshot *SnapshotOf      `json:"snapshot,omitempty"`
+	CloneOf  block.VolumeName `json:"clone_of,omitempty"`
+	Failed   string           `json:"failed,omitempty"`
 	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
 	// Clean: the in-sync legs of each column are identical and no host can write.

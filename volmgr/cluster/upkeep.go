@@ -97,6 +97,9 @@ func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
 		switch {
 		case v.State != VolumeReady:
 			return refused(ReasonNotReady, object, "holds legs of %s, which is %s", v.Name, v.unready())
+		case v.IsSnapshot():
+			return refused(ReasonDriveInUse, object, "holds legs of %s, and a snapshot's are not moved", v.Name).
+				hint("delete the snapshot, or copy it to a volume: `weft snapshot delete %s`", v.Name)
 		case !v.replaceable():
 			return refused(ReasonDriveInUse, object, "holds legs of %s, which has a single copy of its data", v.Name).
 				hint("a volume of one copy is not moved: copy what it holds to a new volume and delete it")
@@ -541,6 +544,9 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 
 // setCopies changes how many copies a volume has. All legs are placed, or none.
 func (t *tx) setCopies(v *Volume, copies int) error {
+	if v.IsSnapshot() {
+		return v.neverChanges()
+	}
 	if copies == v.Layout.Copies {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
@@ -26,7 +27,7 @@ func (v *Volume) clone() *Volume {
 	return &c
 }
 
-// nodes lists the nodes with a leg of v or an attachment, each once.
+// nodes lists the nodes with a leg of v or an attachment, or that hold I/O for it, each once.
 func (v *Volume) nodes() []block.NodeName {
 	var all []block.NodeName
 	for _, l := range v.Legs {
@@ -34,6 +35,11 @@ func (v *Volume) nodes() []block.NodeName {
 	}
 	for _, a := range v.attachments() {
 		all = append(all, a.Node)
+	}
+	if x := v.taking(); x != nil { // what they report decides how it goes on
+		for _, h := range x.Hosts {
+			all = append(all, h.Node)
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -155,6 +161,9 @@ type CreateVolume struct {
 	Integrity      bool // targets keep a checksum of each block
 	// Thin: it takes space only where it is written.
 	Thin bool
+	// From is the snapshot as which it begins, name or id; empty: it begins as zeroes. It then has the
+	// snapshot's place and layout, and its size if Size is 0.
+	From string
 	// The node of each leg must have the labels of one of Topology's segments; empty: any
 	// node. Among those, nodes of an earlier segment of Preferred are better.
 	Topology  []Segment
@@ -263,6 +272,13 @@ func (in CreateVolume) differs(v *Volume) error {
 }
 
 func (in CreateVolume) apply(t *tx) (view, error) {
+	var from *Volume
+	if in.From != "" {
+		var err error
+		if in, from, err = in.from(t); err != nil {
+			return nil, err
+		}
+	}
 	in, err := in.normal()
 	if err != nil {
 		return nil, err
@@ -284,6 +300,9 @@ func (in CreateVolume) apply(t *tx) (view, error) {
 		if err := t.needsLevel(thinLevel, "volume "+string(in.Name)+": thin"); err != nil {
 			return nil, err
 		}
+	}
+	if from != nil {
+		return in.clone(t, from)
 	}
 	return in.create(t)
 }
@@ -337,7 +356,7 @@ func volumeResult(id block.VolumeID) view {
 // of them hold the same zeroes, so all are in sync.
 func (t *tx) settleCreating(id block.VolumeID) {
 	v := t.peek(id)
-	if v.State != VolumeCreating {
+	if v.State != VolumeCreating || v.IsSnapshot() {
 		return
 	}
 	for i := range v.Legs {
@@ -372,15 +391,27 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 		return nil, refused(ReasonAttached, found.object(), "attached to %s", who).
 			hint("`weft detach %s` first", found.Name).with("node", who)
 	}
+	if c := t.s.clonesBegin(found); c != "" {
+		return nil, refused(ReasonNotReady, found.object(), "volume %s, which begins as it, is still being created", c).
+			hint("wait until `weft volume show %s` shows it ready, or delete that volume", c)
+	}
 	v := t.volume(found.ID)
+	if v.IsSnapshot() {
+		v.Snapshot = v.Snapshot.with(nil)
+	}
+	t.free(v)
+	t.volumeEvent(v, event.Info, event.VolumeDeleting, "its legs are being freed")
+	return nil, nil
+}
+
+// free has a volume's legs freed.
+func (t *tx) free(v *Volume) {
 	v.State, v.Restored, v.ExpandingTo = VolumeDeleting, false, 0
 	v.DeletedAt = t.gen
 	v.Generation++
 	for i := range v.Legs {
 		v.Legs[i].State = LegDeleting
 	}
-	t.volumeEvent(v, event.Info, event.VolumeDeleting, "its legs are being freed")
-	return nil, nil
 }
 
 // settleDeleting drops the legs that their drives have freed, and then the volume.
@@ -560,4 +591,218 @@ func tooFew(g block.Group) string {
 		return "no in-sync leg"
 	}
 	return fmt.Sprintf("fewer than %d in-sync legs", g.Needs)
+}
+
+// ---- changing ----
+
+// UpdateVolume changes the properties that may change while a volume is in use.
+// Result: Volume.
+type UpdateVolume struct {
+	Volume       string
+	SetLabels    map[string]string
+	RemoveLabels []string
+	Formatted    string // empty: unchanged; NotFormatted: erase the record
+	Copies       int    // 0: unchanged
+	// ScrubEvery and ScrubRate are those of Volume; nil: unchanged.
+	ScrubEvery *time.Duration
+	ScrubRate  *block.Size
+	// RebuildRate is that of Volume; nil: unchanged.
+	RebuildRate *block.Size
+	// Authentication is that of Volume, its default by name; empty: unchanged.
+	Authentication string
+}
+
+// The labels of drives keep Volume.Formatted and Volume.Authentication there.
+const (
+	formattedLabel      = labelset.Own + "formatted"
+	authenticationLabel = labelset.Own + "authentication"
+)
+
+// mostFormatted is the longest Volume.Formatted, in bytes.
+const mostFormatted = 64
+
+// checkLabels refuses labels, or a selector of labels, that no object may have.
+func checkLabels(field string, labels map[string]string) error {
+	if why := labelset.Check(labels); why != "" {
+		return invalid(field, "%s", why)
+	}
+	return nil
+}
+
+// checkVolumeLabels also refuses keys that have another meaning among a volume's labels.
+func checkVolumeLabels(field string, labels map[string]string) error {
+	if why := labelset.CheckVolume(labels); why != "" {
+		return invalid(field, "%s", why)
+	}
+	return nil
+}
+
+// Formatting is the prefix of Volume.Formatted while a file system is being made:
+// "formatting ext4". A caller that finds it and an empty device may continue.
+const Formatting = "formatting "
+
+// Raw is Volume.Formatted of a volume that was attached for arbitrary writes: it is never
+// treated as empty. NotFormatted erases the record.
+const (
+	Raw          = "raw"
+	NotFormatted = "none"
+)
+
+func (in UpdateVolume) apply(t *tx) (view, error) {
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkVolumeLabels("set_labels", in.SetLabels); err != nil {
+		return nil, err
+	}
+	if in.Formatted != "" {
+		if err := v.mayBecome(in.Formatted); err != nil {
+			return nil, err
+		}
+	}
+	if in.Copies != 0 {
+		if err := t.setCopies(v, in.Copies); err != nil {
+			return nil, err
+		}
+		v = t.peek(v.ID)
+	}
+	labels := in.change(v.Labels)
+	// A volume with too many labels may lose some, but not get more.
+	if why := labelset.Excess(labels); why != "" && len(in.SetLabels) > 0 {
+		return nil, invalid("set_labels", "%s would have %s", v.object(), why)
+	}
+	if !maps.Equal(labels, v.Labels) {
+		next := v.clone()
+		next.Labels = labels
+		if d := t.s.lacksRoom(v, next); d != nil {
+			return nil, t.s.labelFull(v, d, "set_labels")
+		}
+		t.volume(v.ID).Labels = labels
+		keys := slices.Sorted(maps.Keys(in.SetLabels))
+		t.volumeEvent(v, event.Info, event.VolumeUpdated, fmt.Sprintf("labels set: %s; removed: %s",
+			some8(keys), some8(in.RemoveLabels)))
+	}
+	if in.Formatted != "" && in.Formatted != cmp.Or(v.Formatted, NotFormatted) {
+		fresh := t.volume(v.ID)
+		fresh.Formatted = in.Formatted
+		if in.Formatted == NotFormatted {
+			fresh.Formatted = ""
+		}
+		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
+	}
+	err = cmp.Or(t.setAuthentication(t.peek(v.ID), in.Authentication), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate))
+	if err != nil {
+		return nil, err
+	}
+	return volumeResult(v.ID), t.setRebuildRate(t.peek(v.ID), in.RebuildRate)
+}
+
+func (t *tx) setAuthentication(v *Volume, word string) error {
+	if word == "" {
+		return nil
+	}
+	recorded, err := checkAuthentication(word)
+	if err != nil || recorded == v.Authentication {
+		return err
+	}
+	if err := t.needs("s", block.PropertyAuthentication.Field+" "+word); err != nil {
+		return err
+	}
+	t.volume(v.ID).Authentication = recorded
+	t.volumeEvent(v, event.Info, event.VolumeUpdated, fmt.Sprintf("authentication: %s, from the next grant on", word))
+	return nil
+}
+
+// change returns the labels after the update.
+func (in UpdateVolume) change(labels map[string]string) map[string]string {
+	labels = maps.Clone(labels)
+	for _, key := range in.RemoveLabels {
+		delete(labels, key)
+		if key == labelset.Every {
+			clear(labels)
+		}
+	}
+	if labels == nil && len(in.SetLabels) > 0 {
+		labels = map[string]string{}
+	}
+	maps.Copy(labels, in.SetLabels)
+	return labels
+}
+
+// mayBecome refuses an update that would forget a file system, made or being made. A Raw
+// volume may be recorded as having one, once it was found; but a file system is made on it
+// only after the record was erased.
+func (v *Volume) mayBecome(formatted string) error {
+	fs := strings.TrimPrefix(v.Formatted, Formatting)
+	switch {
+	case len(formatted) > mostFormatted || strings.TrimSpace(formatted) != formatted:
+		return invalid("formatted", "%q is not the name of a file system", formatted)
+	case formatted == NotFormatted && v.users() != "":
+		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).
+			hint("`weft detach %s` first", v.Name)
+	case formatted == NotFormatted:
+		return nil
+	case v.Formatted == "" || v.Formatted == formatted:
+		return nil
+	case v.Formatted == Raw && !strings.HasPrefix(formatted, Formatting): // a file system was found on it
+		return nil
+	case v.Formatted != fs && (formatted == fs || formatted == Raw): // the file system was made, or will not be made
+		return nil
+	}
+	return conflict(v.object(), "formatted", v.Formatted, formatted)
+}
+
+// orRaw returns the record after writes that it does not cover. A recorded file system
+// stays: none is made over it either.
+func orRaw(formatted string) string {
+	if formatted == "" || strings.HasPrefix(formatted, Formatting) {
+		return Raw
+	}
+	return formatted
+}
+
+func some8(words []string) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return some(words, 8)
+}
+
+// kept are the labels that drives keep: none if they are too many.
+func (v *Volume) kept() map[string]string {
+	if labelset.Excess(v.Labels) != "" {
+		return nil
+	}
+	return v.Labels
+}
+
+// onDrives are the volume's labels, Formatted and Authentication as drive labels keep them.
+func (v *Volume) onDrives() map[string]string {
+	labels := maps.Clone(v.kept())
+	if v.Formatted != "" {
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[formattedLabel] = v.Formatted
+	}
+	if v.Authentication != "" {
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[authenticationLabel] = v.Authentication
+	}
+	return labels
+}
+
+// fromDrives is the inverse of onDrives.
+func fromDrives(onDrives map[string]string) (labels map[string]string, formatted, authentication string) {
+	labels = maps.Clone(onDrives)
+	formatted, authentication = labels[formattedLabel], labels[authenticationLabel]
+	delete(labels, formattedLabel)
+	delete(labels, authenticationLabel)
+	if word, err := checkAuthentication(authentication); err == nil {
+		return labels, formatted, word
+	}
+	return labels, formatted, block.AuthenticationRequire // of a later version: the strictest that is known
 }

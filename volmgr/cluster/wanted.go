@@ -78,7 +78,7 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	return WantedLeg{
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.tree(),
 		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
-		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(),
+		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: v.origin(&l),
 	}
 }
 
@@ -93,6 +93,9 @@ func (v *Volume) label() evidence.VolumeLabel {
 	}
 	label.Clean = v.Clean && label.Quiet
 	label.ListsAll = true
+	if x := v.Snapshot; x != nil {
+		label.Snapshot = evidence.SnapshotOf{Volume: x.Volume, Name: x.Name, Group: x.Group, Taken: nanoseconds(x.Taken)}
+	}
 	count := make([]int, v.Layout.Stripes)
 	for _, l := range v.Legs {
 		if l.member() {
@@ -113,6 +116,14 @@ func (v *Volume) label() evidence.VolumeLabel {
 		}
 	}
 	return label
+}
+
+// nanoseconds is a time as labels hold it; 0 if there is none.
+func nanoseconds(at time.Time) int64 {
+	if at.IsZero() {
+		return 0
+	}
+	return at.UnixNano()
 }
 
 // undecided reports whether an operator has to choose a copy of some column. The labels may
@@ -249,7 +260,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
-		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin,
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a),
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]

@@ -44,6 +44,7 @@ const (
 	PoolRoom         = "pool.room" // it is not nearly full any more
 	VolumeCreating   = "volume.creating"
 	VolumeReady      = "volume.ready"
+	SnapshotFailed   = "snapshot.failed" // it was not taken, and is deleted
 	VolumeUpdated    = "volume.updated"
 	VolumeFormatted  = "volume.formatted"
 	VolumeExpanding  = "volume.expanding"

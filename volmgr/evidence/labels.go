@@ -27,6 +27,7 @@ type LegLabel struct {
 	Boot string
 	// Incarnation is the drive's at that write; empty if not known.
 	Incarnation string
+	Tree        block.UUID // of a mapped leg
 }
 
 // ZeroedSoFar is the number of a leg's extents that its label says are zeroed or hold data.
@@ -68,6 +69,17 @@ type VolumeLabel struct {
 	Quiet bool
 	// Writer is the node of the newest grant to write, handed out or not.
 	Writer block.NodeName
+	// Snapshot says of what the volume is a snapshot; zero: it is none.
+	Snapshot SnapshotOf
+}
+
+// SnapshotOf says of which volume a snapshot was taken, what that was called, together with which others,
+// and when it was complete, in Unix nanoseconds; 0: it is not.
+type SnapshotOf struct {
+	Volume block.VolumeID
+	Name   block.VolumeName
+	Group  string
+	Taken  int64
 }
 
 // inSync reports whether a leg is in sync by the label, suspect or not.

@@ -1,0 +1,857 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
+)
+
+// A snapshot is a volume of its own that no host may write. Each of its legs is a frozen layer in the
+// tree of a leg of the volume that it was taken of, its origin, on the same drive. Several snapshots
+// can be taken at one moment; they then go through the same phases together:
+//
+//	PREPARING   targets record the new legs on their drives' labels
+//	HOLDING     hosts that may write hold their I/O, for at most holdFor
+//	FREEZING    targets freeze the legs
+//	CONFIRMING  hosts are asked whether they hold I/O still
+//	(none)      the snapshots are READY, and hosts go on
+//
+// Each phase is durable before anybody is told of it. A host that says in CONFIRMING, of a wanted
+// state which says so, that it holds I/O still has not gone on since it said so in HOLDING: a hold that
+// has ended stays ended. Every leg was frozen between the two. So at one moment no host had a write
+// under way, and the frozen legs hold exactly what was acknowledged. No clock is compared.
+//
+// If a hold ends, or anything about an origin changes that the attempt was begun with, it is given up:
+// its legs are freed, and another attempt begins with new ones. A late message of an attempt can only
+// make legs that nobody reads.
+//
+// A leg that goes stale meanwhile is left out, also if it is in sync again: the host did not wait for
+// it. An origin that no host may write is not held; its epoch shows whether it stayed so.
+
+const (
+	// snapshotLevel is the level from which on there are snapshots and clones.
+	snapshotLevel block.Level = 4
+	// holdFor is how long a host holds I/O for a snapshot at most.
+	holdFor = 2 * time.Second
+	// phaseFor is the longest that a phase after PREPARING may take: a host that does not answer has
+	// gone on by then.
+	phaseFor = 4 * time.Second
+	// prepareFor is the longest that targets may take to record the new legs.
+	prepareFor = 10 * time.Second
+	// takeFor is the longest that all attempts may take, and maxAttempts how many there are.
+	takeFor     = time.Minute
+	maxAttempts = 5
+	// MaxSnapshots is how many snapshots a volume may have, and MaxGroup how many are taken at once.
+	MaxSnapshots = 1024
+	MaxGroup     = 64
+)
+
+// SnapshotOf says of what a snapshot was taken. It is never changed in place.
+type SnapshotOf struct {
+	Volume block.VolumeID   `json:"volume"`
+	Name   block.VolumeName `json:"name"`             // of the volume, then
+	Group  string           `json:"group,omitempty"`  // of the snapshots taken at the same moment; empty: it was taken alone
+	Taken  time.Time        `json:"taken,omitzero"`   // when it became complete
+	Taking *Taking          `json:"taking,omitempty"` // nil: it is complete, or was given up
+}
+
+// Taking is how far a snapshot that is not complete has come. It is never changed in place.
+type Taking struct {
+	Members []block.VolumeID `json:"members"` // all that are taken at the same moment, this one too
+	Attempt int              `json:"attempt"`
+	Phase   TakingPhase      `json:"phase"`
+	Hold    string           `json:"hold"`     // id of the holds of this attempt
+	PhaseAt uint64           `json:"phase_at"` // generation in which the phase began
+	Since   time.Time        `json:"since"`    // when it began
+	Began   time.Time        `json:"began"`    // when the first attempt began
+	// Of the origin, as the attempt was begun with.
+	Epoch  block.Epoch    `json:"epoch"`
+	Hosts  []TakingHost   `json:"hosts,omitempty"` // that may write, and hold I/O
+	Frozen []TakingOrigin `json:"frozen"`          // the legs that are frozen
+}
+
+// TakingHost is a host that may write an origin.
+type TakingHost struct {
+	Node   block.NodeName `json:"node"`
+	BootID string         `json:"boot_id"`
+	Grant  uint64         `json:"grant,omitempty"`
+}
+
+// TakingOrigin is the leg of an origin of which a snapshot's leg is made.
+type TakingOrigin struct {
+	Leg      block.LegID `json:"leg"` // of the snapshot
+	Origin   block.LegID `json:"origin"`
+	Revision uint64      `json:"revision"` // of the origin
+}
+
+// TakingPhase is drawn above.
+type TakingPhase string
+
+// The phases.
+const (
+	Preparing  TakingPhase = "PREPARING"
+	Holding    TakingPhase = "HOLDING"
+	Freezing   TakingPhase = "FREEZING"
+	Confirming TakingPhase = "CONFIRMING"
+)
+
+// taking is the snapshot's progress; nil if it is complete, or no snapshot.
+func (v *Volume) taking() *Taking {
+	if v == nil || v.Snapshot == nil {
+		return nil
+	}
+	return v.Snapshot.Taking
+}
+
+// IsSnapshot reports whether the volume is a snapshot.
+func (v *Volume) IsSnapshot() bool { return v.Snapshot != nil }
+
+func (v *Volume) neverChanges() error {
+	return refused(ReasonReadOnly, v.object(), "a snapshot never changes").
+		hint("for a volume that begins as it: `weft volume create NAME --from %s`", v.Name)
+}
+
+// NewSnapshot names one snapshot to take.
+type NewSnapshot struct {
+	Volume string // name or id
+	Name   string // without that of the volume
+	Labels map[string]string
+}
+
+// CreateSnapshots takes snapshots at one moment. Result: []Volume, in order. They are complete when they
+// are READY.
+type CreateSnapshots struct {
+	Snapshots []NewSnapshot
+	Seed      Seed
+}
+
+func (in CreateSnapshots) apply(t *tx) (view, error) {
+	if n := len(in.Snapshots); n == 0 || n > MaxGroup {
+		return nil, invalid("snapshots", "%d: one to %d can be taken at a time", n, MaxGroup)
+	}
+	if err := t.needsLevel(snapshotLevel, "snapshots"); err != nil {
+		return nil, err
+	}
+	var ids []block.VolumeID
+	var fresh []*Volume
+	origins := map[block.VolumeID]bool{}
+	for i, x := range in.Snapshots {
+		origin, err := t.s.snapshotOrigin(x)
+		if err != nil {
+			return nil, err
+		}
+		if origins[origin.ID] {
+			return nil, invalid("snapshots", "%s is listed twice", origin.object())
+		}
+		origins[origin.ID] = true
+		v, err := t.newSnapshot(in, i, origin)
+		if err != nil {
+			return nil, err
+		}
+		if t.peek(v.ID) == nil {
+			fresh = append(fresh, v)
+		}
+		ids = append(ids, v.ID)
+	}
+	switch {
+	case len(fresh) > 0 && len(fresh) < len(in.Snapshots):
+		return nil, in.half(t, ids)
+	case len(fresh) > 0:
+		if err := t.beginSnapshots(fresh, in.Seed.id(MaxGroup).String()); err != nil {
+			return nil, err
+		}
+	}
+	return func(s *State) any {
+		all := make([]Volume, len(ids))
+		for i, id := range ids {
+			all[i] = s.volumeView(s.volumes.Get(id))
+		}
+		return all
+	}, nil
+}
+
+// half refuses to take some snapshots together with others that exist.
+func (in CreateSnapshots) half(t *tx, ids []block.VolumeID) error {
+	for _, id := range ids {
+		if v := t.peek(id); v != nil {
+			e := &Error{Kind: AlreadyExists, Object: v.object(), Field: "snapshots", Text: fmt.Sprintf("%s: already exists, and others that are to be taken at the same moment do not", v.object())}
+			return e.hint("use other names, or delete it: `weft snapshot delete %s`", v.Name)
+		}
+	}
+	return nil
+}
+
+// snapshotOrigin finds the volume of which a snapshot is to be taken, and refuses one that can have none.
+func (s *State) snapshotOrigin(x NewSnapshot) (*Volume, error) {
+	v, err := s.find(x.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := block.ParseSnapshotName(x.Name); err != nil {
+		return nil, invalid("name", "%v", err)
+	}
+	if err := checkVolumeLabels("labels", x.Labels); err != nil {
+		return nil, err
+	}
+	switch {
+	case v.IsSnapshot():
+		return nil, invalid("volume", "%s is a snapshot", v.object()).hint("a volume can begin as it: `weft volume create NAME --from %s`", v.Name)
+	case !v.Thin:
+		return nil, (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: v.object() + ": only thin volumes can have snapshots"}).
+			hint("`weft volume create NAME --thin`, and copy the data")
+	}
+	return v, nil
+}
+
+// newSnapshot returns the snapshot that is asked for, which may exist, or one to begin.
+func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, error) {
+	name := origin.Name.Snapshot(in.Snapshots[i].Name)
+	if id, ok := t.s.byName.Find(string(name)); ok {
+		v := t.s.volumes.Get(id)
+		switch {
+		case v.State == VolumeDeleting:
+			return nil, refused(ReasonVolumeIsDeleting, v.object(), "a snapshot of this name is being deleted").hint("wait, or use another name")
+		case v.Snapshot.Volume != origin.ID:
+			return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "name", Text: fmt.Sprintf("%s: already exists, of an earlier volume of this name", v.object())}).
+				hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
+		}
+		return v, nil
+	}
+	if origin.State != VolumeReady || origin.Restored {
+		return nil, refused(ReasonNotReady, origin.object(), "%s", origin.unready()).hint("`weft explain volume %s` says what it waits for", origin.Name)
+	}
+	if who := t.s.cannotHold(origin); who != "" {
+		return nil, refused(ReasonAttached, origin.object(), "attached to %s, which has no agent that could hold its I/O", who).hint("`weft detach %s` first", origin.Name)
+	}
+	if origin.users() == "" && !origin.equal() {
+		return nil, refused(ReasonCopiesDiffer, origin.object(), "its copies may differ, since its last host did not release it cleanly").
+			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`", origin.Name)
+	}
+	if n := t.s.snapshots.Get(origin.ID); n >= MaxSnapshots {
+		return nil, (&Error{Kind: ResourceExhausted, Object: origin.object(), Text: fmt.Sprintf("%s: it has %d snapshots, and can have no more", origin.object(), n)}).
+			hint("delete some: `weft snapshot list %s`", origin.Name)
+	}
+	return &Volume{
+		ID: block.VolumeID{UUID: in.Seed.id(uint32(i))}, Name: name, Pool: origin.Pool, Spread: origin.Spread, Labels: in.Snapshots[i].Labels,
+		Authentication: origin.Authentication, Thin: true, State: VolumeCreating, Clean: true, Generation: 1, Created: t.now.UTC(),
+		Size: origin.Size, Layout: origin.Layout, Formatted: origin.Formatted, Snapshot: &SnapshotOf{Volume: origin.ID, Name: origin.Name},
+	}, nil
+}
+
+// cannotHold names a host of a volume that may write and has no agent.
+func (s *State) cannotHold(v *Volume) block.NodeName {
+	for _, a := range v.attachments() {
+		if a.Stock {
+			return a.Node
+		}
+	}
+	return ""
+}
+
+// beginSnapshots begins the first attempt to take some snapshots.
+func (t *tx) beginSnapshots(all []*Volume, group string) error {
+	first := Taking{Began: t.now.UTC()}
+	for _, v := range all {
+		first.Members = append(first.Members, v.ID)
+	}
+	for _, v := range all {
+		if t.peek(v.ID) != nil {
+			return invalid("seed", "volume %v exists: the seed was used before", v.ID)
+		}
+		if len(all) > 1 {
+			v.Snapshot.Group = group
+		}
+		taking := first
+		v.Snapshot.Taking = &taking
+		t.volumes.set(v.ID, v)
+		t.unsure[v.ID] = true
+		t.volumeEvent(v, event.Info, event.VolumeCreating, fmt.Sprintf("a snapshot of %s", v.Snapshot.Name))
+	}
+	t.attempt(first.Members)
+	for _, v := range all {
+		if d := t.s.lacksRoom(&Volume{}, v); d != nil {
+			return t.s.labelFull(v, d, "snapshots")
+		}
+	}
+	return nil
+}
+
+// attempt begins another attempt to take snapshots. While an origin cannot be frozen its snapshot has no
+// legs: see begun.
+func (t *tx) attempt(members []block.VolumeID) {
+	hold := t.holdID(members)
+	for _, id := range members {
+		v := t.volume(id)
+		next := *v.Snapshot.Taking
+		next.Attempt++
+		next.Phase, next.PhaseAt, next.Since, next.Hold = Preparing, t.gen, t.now.UTC(), hold
+		next.Hosts, next.Frozen = nil, nil
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.State != LegDeleting {
+				l.State, l.FreedAt = LegDeleting, t.gen
+			}
+		}
+		if o := t.peek(v.Snapshot.Volume); t.settledOrigin(o) {
+			v.Size, v.Layout, v.Formatted = o.Size, o.Layout, o.Formatted
+			next.Epoch, next.Hosts = o.Epoch, writers(o)
+			t.freezable(v, o, &next)
+		}
+		v.Snapshot = v.Snapshot.with(&next)
+	}
+}
+
+func (s *SnapshotOf) with(taking *Taking) *SnapshotOf {
+	next := *s
+	next.Taking = taking
+	return &next
+}
+
+// holdID names the holds of an attempt. It is never used again, also not by a manager that was restored
+// from a backup, whose generations are higher.
+func (t *tx) holdID(members []block.VolumeID) string {
+	return fmt.Sprintf("snapshot-%v-%d", members[0], t.gen)
+}
+
+// settledOrigin reports whether a snapshot of a volume can be taken now: hosts that may write it serve
+// it, and its copies are equal but for what those hosts know.
+func (t *tx) settledOrigin(o *Volume) bool {
+	if o.State != VolumeReady || o.Restored || o.ExpandingTo != 0 {
+		return false
+	}
+	for _, a := range o.attachments() {
+		if a.Mode != AttachSharedReadOnly && (a.State != Attached || a.Left || a.FenceAt != 0 || a.KeptAt != 0 || a.Stock) {
+			return false
+		}
+	}
+	return len(writers(o)) > 0 || o.equal() && !o.writerMayRemain()
+}
+
+// writers are the hosts that may write a volume.
+func writers(o *Volume) (all []TakingHost) {
+	for _, a := range o.attachments() {
+		if a.Mode != AttachSharedReadOnly {
+			all = append(all, TakingHost{a.Node, a.BootID, a.Grant})
+		}
+	}
+	return all
+}
+
+// freezable gives a snapshot a leg for each leg of its origin that is in sync and whose target answers.
+func (t *tx) freezable(v, o *Volume, next *Taking) {
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if !l.trusted() || !l.mapped() || !t.s.servable(l) || !t.s.takesSnapshots(l.Node) || t.s.asked[o.ID][l.ID] != "" {
+			continue
+		}
+		id, place := frozenLeg(v.ID, l.ID, next.Attempt, t.gen), v.freePlace(l.Node)
+		if place == 0 {
+			continue // until legs of earlier attempts are freed
+		}
+		next.Frozen = append(next.Frozen, TakingOrigin{id, l.ID, l.Revision})
+		v.Legs = append(v.Legs, Leg{
+			ID: id, Column: l.Column, Copy: l.Copy, Drive: l.Drive, Node: l.Node, Image: image.Image{Kind: image.Mapped},
+			Tree: l.tree(), Origin: l.ID, State: LegCreating, Revision: 1, Place: place,
+		})
+	}
+	v.sortLegs()
+}
+
+// freePlace is the lowest place that no leg of the volume on a node has; 0: there is none.
+func (v *Volume) freePlace(node block.NodeName) int {
+	for p := 1; p <= maxPlaces; p++ {
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == node && l.place() == p }) {
+			return p
+		}
+	}
+	return 0
+}
+
+// takesSnapshots reports whether a target knows how to freeze legs. One that did not would make empty ones.
+func (s *State) takesSnapshots(node block.NodeName) bool {
+	on := s.targets[node]
+	return on != nil && on.report != nil && on.report.Snapshots
+}
+
+// frozenLeg is the id of a snapshot's leg in one attempt. No other attempt has it.
+func frozenLeg(snapshot block.VolumeID, origin block.LegID, attempt int, gen uint64) block.LegID {
+	text := append([]byte("frozen"), snapshot.UUID[:]...)
+	text = append(text, origin.UUID[:]...)
+	text = binary.BigEndian.AppendUint64(text, gen)
+	return block.LegID{UUID: Seed(sha256.Sum256(text)).id(uint32(attempt))}
+}
+
+// settleTaking takes the next step of snapshots that are not complete.
+func (t *tx) settleTaking(id block.VolumeID) {
+	v := t.peek(id)
+	if !v.IsSnapshot() || v.State != VolumeCreating {
+		return
+	}
+	if gone := func(l Leg) bool { return l.State == LegDeleting && t.legGone(v, &l) }; slices.ContainsFunc(v.Legs, gone) {
+		fresh := t.volume(id)
+		fresh.Legs = slices.DeleteFunc(fresh.Legs, gone)
+	}
+	taking := t.peek(id).taking()
+	if taking == nil {
+		t.giveUp([]block.VolumeID{id}, "it was not complete when the manager's store was restored")
+		return
+	}
+	members := taking.Members
+	if why := t.hopeless(members); why != "" {
+		t.giveUp(members, why)
+		return
+	}
+	t.leaveOutStale(members)
+	switch why := t.broken(members); {
+	case why == "":
+		t.advance(members, taking)
+	case t.now.Sub(taking.Began) > takeFor || taking.Attempt >= maxAttempts && taking.Phase != Preparing:
+		t.giveUp(members, why)
+	case taking.Phase != Preparing || t.begun(members):
+		t.attempt(members)
+	}
+}
+
+// begun reports whether an attempt that could not begin can begin now. So waiting costs no attempt.
+func (t *tx) begun(members []block.VolumeID) bool {
+	for _, id := range members {
+		o := t.peek(t.peek(id).Snapshot.Volume)
+		if !t.settledOrigin(o) {
+			return false
+		}
+		probe := Volume{ID: id, Layout: o.Layout}
+		t.freezable(&probe, o, &Taking{})
+		if !probe.everyColumn() {
+			return false
+		}
+	}
+	return true
+}
+
+// leaveOutStale frees the legs whose origins went stale since the attempt began.
+func (t *tx) leaveOutStale(members []block.VolumeID) {
+	for _, id := range members {
+		v := t.peek(id)
+		o := t.peek(v.Snapshot.Volume)
+		for _, f := range v.taking().Frozen {
+			l, from := v.leg(f.Leg), o.leg(f.Origin)
+			if l == nil || l.State == LegDeleting || from != nil && from.trusted() && from.Revision == f.Revision {
+				continue
+			}
+			v = t.volume(id)
+			l = v.leg(f.Leg)
+			l.State, l.FreedAt = LegDeleting, t.gen
+		}
+	}
+}
+
+// hopeless says why no attempt can be completed; empty if one may.
+func (t *tx) hopeless(members []block.VolumeID) string {
+	for _, id := range members {
+		v := t.peek(id)
+		if v == nil || v.taking() == nil || v.State != VolumeCreating {
+			return "one that was to be taken at the same moment was deleted"
+		}
+		if o := t.peek(v.Snapshot.Volume); o == nil || o.State == VolumeDeleting {
+			return fmt.Sprintf("volume %s was deleted", v.Snapshot.Name)
+		}
+	}
+	return ""
+}
+
+// broken says why the attempt cannot be completed; empty if it can.
+func (t *tx) broken(members []block.VolumeID) string {
+	for _, id := range members {
+		if why := t.brokenOne(t.peek(id)); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
+// brokenOne is broken of one snapshot, whose origin is there.
+func (t *tx) brokenOne(v *Volume) string {
+	taking, o := v.taking(), t.peek(v.Snapshot.Volume)
+	switch {
+	case !t.settledOrigin(o):
+		return fmt.Sprintf("%s is being attached, detached or expanded, or no host has made its copies equal", o.object())
+	case o.Epoch != taking.Epoch || !slices.Equal(writers(o), taking.Hosts) || o.Size != v.Size:
+		return fmt.Sprintf("%s was attached, detached or expanded meanwhile", o.object())
+	case !v.everyColumn():
+		return fmt.Sprintf("%s has a column without a copy in sync on a target that is online and can take snapshots", o.object())
+	}
+	if taking.Phase == Preparing {
+		if t.now.Sub(taking.Since) > prepareFor {
+			return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
+		}
+		return ""
+	}
+	for _, h := range taking.Hosts {
+		if s := t.s.holdOf(o, h, taking.Hold); s == HoldEnded {
+			return fmt.Sprintf("host %s held its I/O for %v, which was not enough%s", h.Node, holdFor, because(t.s.takingWaits(v)))
+		}
+	}
+	if t.now.Sub(taking.Since) > phaseFor {
+		return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
+	}
+	return ""
+}
+
+// everyColumn reports whether each column has a leg that is not being freed.
+func (v *Volume) everyColumn() bool {
+	for c := range v.Layout.Stripes {
+		if len(v.column(c)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// advance begins the next phase if the present one is complete. The caller knows that nothing broke it.
+func (t *tx) advance(members []block.VolumeID, taking *Taking) {
+	if len(t.s.takingWaitsOf(members, t.peek)) > 0 {
+		return
+	}
+	hosts := slices.ContainsFunc(members, func(id block.VolumeID) bool { return len(t.peek(id).taking().Hosts) > 0 })
+	switch next := map[TakingPhase]TakingPhase{Preparing: Holding, Holding: Freezing, Freezing: Confirming}[taking.Phase]; {
+	case next == Holding && !hosts:
+		t.phase(members, Freezing)
+	case next == Confirming && !hosts, next == "":
+		t.complete(members)
+	default:
+		t.phase(members, next)
+	}
+}
+
+func (t *tx) phase(members []block.VolumeID, p TakingPhase) {
+	for _, id := range members {
+		v := t.volume(id)
+		next := *v.Snapshot.Taking
+		next.Phase, next.PhaseAt, next.Since = p, t.gen, t.now.UTC()
+		v.Snapshot = v.Snapshot.with(&next)
+	}
+}
+
+// complete makes snapshots ready.
+func (t *tx) complete(members []block.VolumeID) {
+	for _, id := range members {
+		v := t.volume(id)
+		held := ""
+		if s := v.Snapshot.Taking; len(s.Hosts) > 0 {
+			held = fmt.Sprintf(", at attempt %d", s.Attempt)
+		}
+		v.Snapshot = v.Snapshot.with(nil)
+		v.Snapshot.Taken = t.now.UTC()
+		v.State = VolumeReady
+		v.Generation++
+		legs := 0
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.State == LegCreating {
+				l.State, l.Origin = LegInSync, block.LegID{}
+				legs++
+			}
+		}
+		t.volumeEvent(v, event.Info, event.VolumeReady, fmt.Sprintf("the snapshot of %s is complete, on %s%s", v.Snapshot.Name, plural(legs, "leg"), held))
+	}
+}
+
+// giveUp deletes snapshots that cannot be taken.
+func (t *tx) giveUp(members []block.VolumeID, why string) {
+	for _, id := range members {
+		if v := t.peek(id); v == nil || v.State != VolumeCreating {
+			continue
+		}
+		v := t.volume(id)
+		v.Snapshot, v.Failed = v.Snapshot.with(nil), why
+		t.free(v)
+		t.volumeEvent(v, event.Warning, event.SnapshotFailed, "the snapshot was not taken: "+why)
+	}
+}
+
+// ---- what agents are told, and what they say ----
+
+// HoldState is how far a hold has come on a host; empty: it is not known there.
+type HoldState string
+
+// The states of a hold.
+const (
+	HoldPending HoldState = "PENDING"
+	HoldHeld    HoldState = "HELD"
+	HoldEnded   HoldState = "ENDED"
+)
+
+// holdOf is the state of a hold on a host, by the newest report of the attachment that it is of.
+func (s *State) holdOf(o *Volume, h TakingHost, hold string) HoldState {
+	a := o.attachmentOf(h.Node)
+	if a == nil || a.BootID != h.BootID || a.Grant != h.Grant {
+		return ""
+	}
+	r, ok := s.attachmentReport(o, a)
+	if !ok {
+		return ""
+	}
+	return r.Holds[hold]
+}
+
+// wantedHolds are the holds that the host of an attachment shall have.
+func (s *State) wantedHolds(v *Volume, a *Attachment) (all []WantedHold) {
+	for _, id := range s.takings.Get(v.ID) {
+		x := s.volumes.Get(id).taking()
+		if x == nil || x.Phase == Preparing || !slices.ContainsFunc(x.Hosts, func(h TakingHost) bool { return h.Node == a.Node }) {
+			continue
+		}
+		all = append(all, WantedHold{x.Hold, holdFor})
+	}
+	return all
+}
+
+// origin is what a target makes a leg of.
+func (v *Volume) origin(l *Leg) (o LegOrigin) {
+	if l.Origin.IsZero() || l.State != LegCreating {
+		return o
+	}
+	o = LegOrigin{Leg: l.Origin, Clone: !v.IsSnapshot()}
+	if x := v.taking(); x != nil {
+		o.Wait = x.Phase == Preparing || x.Phase == Holding
+	}
+	return o
+}
+
+// takingWaitsOf lists what the present phase of some snapshots waits for.
+func (s *State) takingWaitsOf(members []block.VolumeID, peek func(block.VolumeID) *Volume) (waits []string) {
+	for _, id := range members {
+		if v := peek(id); v.taking() != nil {
+			waits = append(waits, s.phaseWaits(v, peek(v.Snapshot.Volume))...)
+		}
+	}
+	return waits
+}
+
+// phaseWaits lists what the present phase of a snapshot waits for.
+func (s *State) phaseWaits(v, o *Volume) (waits []string) {
+	x := v.taking()
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		switch on := s.targets[l.Node]; {
+		case l.State == LegDeleting || on == nil:
+		case x.Phase == Preparing && !on.labelled.Has(l.ID), x.Phase == Freezing && !s.legReady(l):
+			waits = append(waits, fmt.Sprintf("%v: %s", l, s.legWaitsFor(l)))
+		}
+	}
+	if x.Phase != Holding && x.Phase != Confirming || o == nil {
+		return waits
+	}
+	for _, h := range x.Hosts {
+		on := s.initiators[h.Node]
+		if s.holdOf(o, h, x.Hold) != HoldHeld || x.Phase == Confirming && (on == nil || on.status.Generation < x.PhaseAt) {
+			waits = append(waits, fmt.Sprintf("host %s to hold its I/O", h.Node))
+		}
+	}
+	return waits
+}
+
+// takingWaits is the first of what a snapshot waits for, for people.
+func (s *State) takingWaits(v *Volume) string {
+	if waits := s.phaseWaits(v, s.volumes.Get(v.Snapshot.Volume)); len(waits) > 0 {
+		return waits[0]
+	}
+	return ""
+}
+
+// wakeHolders wakes the hosts that are told of a snapshot's phase.
+func wakeHolders(wake woken, old, new *Volume) {
+	for _, v := range []*Volume{old, new} {
+		if x := v.taking(); x != nil {
+			for _, h := range x.Hosts {
+				wake.volume(h.Node, v.Snapshot.Volume)
+			}
+		}
+	}
+}
+
+// indexSnapshot keeps, by volume, how many snapshots it has and which are being taken. by is 1 if v is
+// new, -1 if it is old.
+func (s *State) indexSnapshot(v *Volume, by int) {
+	if !v.IsSnapshot() {
+		return
+	}
+	of := v.Snapshot.Volume
+	if n := s.snapshots.Get(of) + by; n > 0 {
+		s.snapshots.Set(s.by, of, n)
+	} else {
+		s.snapshots.Delete(s.by, of)
+	}
+	s.allSnapshots += by
+	if v.taking() == nil {
+		return
+	}
+	left := slices.DeleteFunc(slices.Clone(s.takings.Get(of)), func(id block.VolumeID) bool { return id == v.ID })
+	if by > 0 {
+		left = append(left, v.ID)
+	}
+	if len(left) == 0 {
+		s.takings.Delete(s.by, of)
+		return
+	}
+	s.takings.Set(s.by, of, left)
+}
+
+// ---- clones ----
+
+// from returns the request for a clone as one for a volume like its snapshot, and the snapshot.
+func (in CreateVolume) from(t *tx) (CreateVolume, *Volume, error) {
+	v, err := t.s.find(in.From)
+	if err != nil {
+		return in, nil, err
+	}
+	if err := t.needsLevel(snapshotLevel, "clones"); err != nil {
+		return in, nil, err
+	}
+	if !v.IsSnapshot() {
+		return in, nil, invalid("from", "%s is no snapshot", v.object()).hint("`weft snapshot create %s@NAME` first", v.Name)
+	}
+	if own := in.ownLayout(); own != "" {
+		return in, nil, invalid(own, "a volume that begins as %s has its layout and its place", v.object())
+	}
+	in.Size = cmp.Or(in.Size, v.Size)
+	if in.Size < v.Size {
+		return in, nil, invalid("size_bytes", "%v is less than %v, the size of %s", in.Size, v.Size, v.object())
+	}
+	in.Copies, in.Stripes, in.Chunk, in.Pool, in.Spread, in.Thin = v.Layout.Copies, v.Layout.Stripes, v.Layout.Chunk, v.Pool, v.Spread, true
+	return in, v, nil
+}
+
+// ownLayout names a property of a request that a clone cannot choose; empty if there is none.
+func (in CreateVolume) ownLayout() string {
+	for _, x := range []struct {
+		field string
+		set   bool
+	}{
+		{"copies", in.Copies != 0}, {"stripes", in.Stripes != 0}, {"chunk_bytes", in.Chunk != 0}, {"data", in.Data+in.Parity != 0},
+		{"pool", in.Pool != ""}, {"spread", in.Spread != ""}, {"integrity", in.Integrity},
+	} {
+		if x.set {
+			return x.field
+		}
+	}
+	return ""
+}
+
+// clone makes a volume that begins as a snapshot, in the same trees.
+func (in CreateVolume) clone(t *tx, from *Volume) (view, error) {
+	if id, ok := t.s.byName.Find(string(in.Name)); ok {
+		v := t.s.volumes.Get(id)
+		if v.CloneOf != from.Name {
+			return nil, conflict(v.object(), "from", cmp.Or(v.CloneOf, "nothing"), from.Name)
+		}
+		return volumeResult(id), in.differs(v)
+	}
+	if from.State != VolumeReady || from.Restored {
+		return nil, refused(ReasonNotReady, from.object(), "%s", from.unready()).hint("`weft explain volume %s` says what it waits for", from.Name)
+	}
+	if err := mappable(from.Layout, in.Size); err != nil {
+		return nil, err
+	}
+	v := &Volume{
+		ID: block.VolumeID{UUID: in.Seed.id(0)}, Name: in.Name, Size: in.Size, Layout: from.Layout, Pool: from.Pool, Spread: from.Spread,
+		Labels: in.Labels, Authentication: in.Authentication, Thin: true, State: VolumeCreating, Clean: true, Generation: 1,
+		Created: t.now.UTC(), Formatted: from.Formatted, CloneOf: from.Name,
+	}
+	if t.peek(v.ID) != nil {
+		return nil, invalid("seed", "volume %v exists: the seed was used before", v.ID)
+	}
+	for i := range from.Legs {
+		if l := &from.Legs[i]; l.trusted() && t.s.servable(l) && t.s.takesSnapshots(l.Node) {
+			v.Legs = append(v.Legs, Leg{
+				ID: block.LegID{UUID: in.Seed.id(uint32(1 + i))}, Column: l.Column, Copy: l.Copy, Drive: l.Drive, Node: l.Node,
+				Image: image.Image{Kind: image.Mapped}, Tree: l.tree(), Origin: l.ID, State: LegCreating, Revision: 1,
+			})
+		}
+	}
+	if !v.everyColumn() {
+		return nil, refused(ReasonNoInSyncLeg, from.object(), "a column has no copy that can be read").hint("`weft explain volume %s` says why", from.Name)
+	}
+	if err := t.s.mayPromise(v); err != nil {
+		return nil, err
+	}
+	if d := t.s.lacksRoom(&Volume{}, v); d != nil {
+		return nil, t.s.labelFull(v, d, "from")
+	}
+	setPlaces(v.Legs)
+	t.volumes.set(v.ID, v)
+	t.unsure[v.ID] = true
+	t.volumeEvent(v, event.Info, event.VolumeCreating, fmt.Sprintf("%v, beginning as %s, on %s", v.Size, from.Name, places(v.Legs)))
+	return volumeResult(v.ID), nil
+}
+
+// mayPromise refuses a clone whose drives may not promise so much more.
+func (s *State) mayPromise(v *Volume) error {
+	more := map[block.DriveID]uint64{}
+	for i := range v.Legs {
+		more[v.Legs[i].Drive] += uint64(v.legExtents(&v.Legs[i]))
+	}
+	return s.mayPromiseMore(v, more)
+}
+
+// clonesBegin names a volume that is being created from a snapshot; empty if there is none.
+func (s *State) clonesBegin(v *Volume) string {
+	for _, node := range v.nodes() {
+		for id := range s.onNode.Get(node).Keys() {
+			if c := s.volumes.Get(id); c.State == VolumeCreating && c.CloneOf == v.Name {
+				return string(c.Name)
+			}
+		}
+	}
+	return ""
+}
+
+// ---- for people ----
+
+func (s *State) explainSnapshot(e *Explanation, v *Volume) {
+	if !v.IsSnapshot() {
+		if n := s.snapshots.Get(v.ID); n > 0 {
+			e.Facts = append(e.Facts, fmt.Sprintf("it has %s: `weft snapshot list %s`", plural(n, "snapshot"), v.Name))
+		}
+		if v.CloneOf != "" {
+			e.Facts = append(e.Facts, fmt.Sprintf("it began as %s, and shares what neither has changed with it", v.CloneOf))
+		}
+		return
+	}
+	x := v.taking()
+	if x == nil {
+		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again", v.Snapshot.Name))
+		return
+	}
+	e.Summary = fmt.Sprintf("%s is being taken: attempt %d of %d, %s", v.object(), x.Attempt, maxAttempts, strings.ToLower(string(x.Phase)))
+	e.Waits = append(e.Waits, s.takingWaitsOf(x.Members, s.volumes.Get)...)
+}
+
+// SnapshotsAfter yields the snapshots after a name, by name; of is the volume whose snapshots are listed,
+// name or id; empty: all.
+func (s *State) SnapshotsAfter(of, after string) (iter.Seq2[string, Volume], error) {
+	var origin *Volume
+	if of != "" {
+		var err error
+		if origin, err = s.find(of); err != nil {
+			return nil, err
+		}
+	}
+	return func(yield func(string, Volume) bool) {
+		for name, id := range s.byName.After(after) {
+			v := s.volumes.Get(id)
+			if v.IsSnapshot() && (origin == nil || v.Snapshot.Volume == origin.ID) && !yield(name, s.volumeView(v)) {
+				return
+			}
+		}
+	}, nil
+}

@@ -1,0 +1,676 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
+)
+
+// snapWorld is volumes with snapshots: targets that keep what was written to each leg and freeze it when
+// they are told to, and hosts that write to all legs in sync and hold that when they are told to. Messages
+// may take any time, in order. A write is a number, higher than all before it; the hosts of all volumes
+// know all numbers that were acknowledged, as users that talk to one another do.
+type snapWorld struct {
+	t   *testing.T
+	rng *rand.Rand
+	s   *State
+	now time.Time
+
+	targets map[block.NodeName]*snapTarget
+	hosts   map[block.NodeName]*snapHost
+	legs    map[block.LegID]int // what each leg holds; of a frozen one for ever
+	frozen  map[block.LegID]bool
+	numbers int
+	// Of each volume: the newest number that was acknowledged, and that was begun.
+	acked, begun map[block.VolumeID]int
+	history      map[block.VolumeID][]snapAck
+	// asked is, by snapshot, what was acknowledged of its origin when it was asked for.
+	asked map[block.VolumeID]int
+	taken map[block.VolumeID]bool // that were complete
+	slow  int                     // per cent of messages that wait
+	pace  time.Duration           // the most that passes between two things that happen
+	seeds int
+}
+
+type snapTarget struct {
+	name       block.NodeName
+	wanted     []TargetWanted
+	said       []TargetReport
+	legs       map[block.LegID]WantedLeg
+	ready      map[block.LegID]bool
+	admitted   map[block.VolumeID]block.Epoch
+	generation uint64
+	down       bool
+}
+
+type snapHost struct {
+	name       block.NodeName
+	wanted     []InitiatorWanted
+	said       []InitiatorReport
+	generation uint64
+	boot       int
+	volumes    map[block.VolumeID]WantedAttachment
+	holds      map[string]time.Time // since when
+	writing    map[block.VolumeID]*snapWrite
+}
+
+// snapWrite is a write under way: to the legs in to it has not come yet.
+type snapWrite struct {
+	number int
+	to     []block.LegID
+}
+
+func newSnapWorld(t *testing.T, seed uint64) *snapWorld {
+	w := &snapWorld{
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), s: grid(3, 1, 1, fixed(100)), now: t0,
+		targets: map[block.NodeName]*snapTarget{}, hosts: map[block.NodeName]*snapHost{}, legs: map[block.LegID]int{}, frozen: map[block.LegID]bool{},
+		history: map[block.VolumeID][]snapAck{},
+		acked:   map[block.VolumeID]int{}, begun: map[block.VolumeID]int{}, asked: map[block.VolumeID]int{}, taken: map[block.VolumeID]bool{},
+	}
+	for name := range w.s.nodes {
+		w.targets[name] = &snapTarget{name: name, legs: map[block.LegID]WantedLeg{}, ready: map[block.LegID]bool{}, admitted: map[block.VolumeID]block.Epoch{}}
+	}
+	for _, name := range []block.NodeName{"c1", "c2"} {
+		w.hosts[name] = &snapHost{name: name, boot: 1, volumes: map[block.VolumeID]WantedAttachment{}, holds: map[string]time.Time{}, writing: map[block.VolumeID]*snapWrite{}}
+	}
+	w.settle()
+	for i, host := range []block.NodeName{"c1", "c2"} {
+		name := block.VolumeName(fmt.Sprintf("db%d", i+1))
+		w.must(CreateVolume{Name: name, Size: block.GiB, Copies: 2, Stripes: 1, Thin: true, Seed: w.seed()})
+		w.settle()
+		w.must(Attach{Volume: string(name), Node: host})
+	}
+	w.settle()
+	return w
+}
+
+func (w *snapWorld) seed() Seed { w.seeds++; return testSeed(1000 + w.seeds) }
+
+func (w *snapWorld) step(in Input) error {
+	_, err := w.s.Step(w.now, in)
+	w.check()
+	return err
+}
+
+func (w *snapWorld) must(in Input) {
+	w.t.Helper()
+	if err := w.step(in); err != nil {
+		w.t.Fatalf("%T: %v", in, err)
+	}
+}
+
+func (w *snapWorld) volume(name string) *Volume { return w.s.volumes.Get(w.s.idOf(block.VolumeName(name))) }
+
+// take asks for snapshots of db1, db2 or both.
+func (w *snapWorld) take(name string, of ...string) error {
+	in := CreateSnapshots{Seed: w.seed()}
+	for _, v := range of {
+		in.Snapshots = append(in.Snapshots, NewSnapshot{Volume: v, Name: name})
+	}
+	before := maps.Clone(w.acked)
+	err := w.step(in)
+	for _, v := range of {
+		if x := w.volume(v + "@" + name); err == nil && x != nil {
+			if _, known := w.asked[x.ID]; !known {
+				w.asked[x.ID] = before[x.Snapshot.Volume]
+			}
+		}
+	}
+	return err
+}
+
+// settle lets everything go on until nothing is on its way.
+func (w *snapWorld) settle() {
+	slow := w.slow
+	w.slow = 0
+	for range 40 {
+		w.now = w.now.Add(20 * time.Millisecond)
+		for _, t := range w.targets {
+			w.targetActs(t)
+		}
+		for _, h := range w.hosts {
+			w.hostActs(h)
+			if len(h.writing) > 0 {
+				w.writes(h)
+			}
+		}
+		w.must(Tick{})
+	}
+	w.slow = slow
+}
+
+func (w *snapWorld) late() bool { return w.rng.IntN(100) < w.slow }
+
+func (w *snapWorld) targetActs(t *snapTarget) {
+	if t.down {
+		return
+	}
+	t.wanted = append(t.wanted, w.s.WantedTarget(t.name))
+	for len(t.wanted) > 0 && !w.late() {
+		w.targetObeys(t, t.wanted[0])
+		t.wanted = t.wanted[1:]
+	}
+	t.said = append(t.said, w.targetReport(t))
+	for len(t.said) > 0 && !w.late() {
+		w.must(TargetReported{Session: 1, Report: t.said[0]})
+		t.said = t.said[1:]
+	}
+}
+
+func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
+	for _, a := range wanted.Admissions {
+		t.admitted[a.Volume] = max(t.admitted[a.Volume], a.Epoch)
+	}
+	for _, l := range wanted.Legs {
+		if l.Remove {
+			delete(t.legs, l.Leg)
+			delete(t.ready, l.Leg)
+			continue
+		}
+		t.legs[l.Leg] = l
+		from, freezes := l.Origin.Leg, !l.Origin.Leg.IsZero()
+		switch {
+		case t.ready[l.Leg] || l.Origin.Wait:
+		case freezes && !t.ready[from]:
+			w.t.Fatalf("leg %v is to be made of %v, which %s has not", l.Leg, from, t.name)
+		case freezes:
+			w.legs[l.Leg], t.ready[l.Leg], w.frozen[l.Leg] = w.legs[from], true, !l.Origin.Clone
+		default:
+			t.ready[l.Leg] = true
+		}
+	}
+	t.generation = wanted.Generation
+}
+
+func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
+	var d *Drive
+	for id := range w.s.drivesOn[t.name] {
+		d = w.s.drives[id]
+	}
+	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
+	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true}
+	for id, l := range t.legs {
+		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
+		r.Legs = append(r.Legs, LegReport{Leg: id, Ready: t.ready[id], Size: l.Size})
+	}
+	for v, e := range t.admitted {
+		r.Admissions = append(r.Admissions, Admission{v, e})
+	}
+	r.Drives = []DriveReport{report}
+	return r
+}
+
+func (w *snapWorld) hostActs(h *snapHost) {
+	h.wanted = append(h.wanted, w.s.WantedInitiator(h.name))
+	for len(h.wanted) > 0 && !w.late() {
+		w.hostObeys(h, h.wanted[0])
+		h.wanted = h.wanted[1:]
+	}
+	h.said = append(h.said, w.hostReport(h))
+	for len(h.said) > 0 && !w.late() {
+		w.must(InitiatorReported{1, h.said[0]})
+		h.said = h.said[1:]
+	}
+}
+
+func (w *snapWorld) hostObeys(h *snapHost, wanted InitiatorWanted) {
+	holds, volumes := map[string]time.Time{}, map[block.VolumeID]WantedAttachment{}
+	for _, a := range wanted.Attachments {
+		if a.BootID != h.bootID() {
+			continue
+		}
+		volumes[a.Volume] = a
+		for _, x := range a.Holds {
+			if holds[x.ID] = w.now; !h.holds[x.ID].IsZero() {
+				holds[x.ID] = h.holds[x.ID]
+			}
+		}
+	}
+	h.holds, h.volumes, h.generation = holds, volumes, wanted.Generation
+	for v := range h.writing {
+		if _, ok := volumes[v]; !ok {
+			delete(h.writing, v)
+		}
+	}
+}
+
+func (h *snapHost) bootID() string { return fmt.Sprintf("%s-boot-%d", h.name, h.boot) }
+
+// holding reports whether a volume's writes are held.
+func (w *snapWorld) holding(h *snapHost, v block.VolumeID) bool {
+	return slices.ContainsFunc(h.volumes[v].Holds, func(x WantedHold) bool { return w.now.Sub(h.holds[x.ID]) < x.Limit })
+}
+
+func (w *snapWorld) hostReport(h *snapHost) InitiatorReport {
+	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel}
+	for id, v := range h.volumes {
+		a := AttachmentReport{Volume: id, Epoch: v.Epoch, Grant: v.Grant, Phase: PhaseServing, Tells: true, Holds: map[string]HoldState{}}
+		for _, x := range v.Holds {
+			switch {
+			case w.now.Sub(h.holds[x.ID]) >= x.Limit:
+				a.Holds[x.ID] = HoldEnded
+			case h.writing[id] != nil:
+				a.Holds[x.ID] = HoldPending
+			default:
+				a.Holds[x.ID] = HoldHeld
+			}
+		}
+		for _, l := range v.Legs {
+			a.InUse = append(a.InUse, l.Leg)
+		}
+		if v.Detach && h.writing[id] == nil {
+			a.Phase = PhaseDetachedClean
+		}
+		r.Attachments = append(r.Attachments, a)
+	}
+	return r
+}
+
+// writes begins a write of a host, or goes on with it.
+func (w *snapWorld) writes(h *snapHost) {
+	for id, v := range h.volumes {
+		x := h.writing[id]
+		if x == nil {
+			if !w.holding(h, id) && !v.Detach && v.Mode != AttachSharedReadOnly {
+				w.numbers++
+				x = &snapWrite{number: w.numbers}
+				for _, l := range v.Legs {
+					if l.State == LegInSync || l.State == LegRebuilding {
+						x.to = append(x.to, l.Leg)
+					}
+				}
+				w.rng.Shuffle(len(x.to), func(i, j int) { x.to[i], x.to[j] = x.to[j], x.to[i] })
+				h.writing[id], w.begun[id] = x, x.number
+			}
+			continue
+		}
+		if len(x.to) > 0 { // one leg after the other, in any order
+			leg := x.to[0]
+			x.to = x.to[1:]
+			if now := w.s.volumes.Get(id).leg(leg); now == nil || now.State != LegInSync && now.State != LegRebuilding {
+				continue // it is recorded stale
+			}
+			if w.frozen[leg] {
+				w.t.Fatalf("a host writes to the frozen leg %v", leg)
+			}
+			w.legs[leg] = x.number
+			continue
+		}
+		w.acked[id] = x.number
+		w.history[id] = append(w.history[id], snapAck{x.number, w.numbers})
+		delete(h.writing, id)
+	}
+}
+
+// check finds a complete snapshot that is not what its volume was at one moment.
+func (w *snapWorld) check() {
+	w.t.Helper()
+	groups := map[string]map[block.VolumeID]int{}
+	for id, v := range w.s.volumes.All() {
+		if !v.IsSnapshot() || v.State != VolumeReady {
+			continue
+		}
+		content := -1
+		for i := range v.Legs {
+			l := &v.Legs[i]
+			if !l.trusted() {
+				continue
+			}
+			if !w.frozen[l.ID] {
+				w.t.Fatalf("%s is ready, and its %v is not frozen", v.object(), l)
+			}
+			if got := w.legs[l.ID]; content >= 0 && got != content {
+				w.t.Fatalf("%s: its copies hold %d and %d", v.object(), content, got)
+			} else {
+				content = got
+			}
+		}
+		if content < 0 {
+			w.t.Fatalf("%s is ready without a leg", v.object())
+		}
+		if !w.taken[id] {
+			w.taken[id] = true
+			if least := w.asked[id]; content < least {
+				w.t.Fatalf("%s holds %d, and %d was acknowledged before it was asked for", v.object(), content, least)
+			}
+		}
+		if g := v.Snapshot.Group; g != "" {
+			if groups[g] == nil {
+				groups[g] = map[block.VolumeID]int{}
+			}
+			groups[g][v.Snapshot.Volume] = content
+		}
+	}
+	w.checkGroups(groups)
+}
+
+// checkGroups finds a number in one snapshot that is higher than one which another volume of the group had
+// acknowledged before that number was drawn, and that its snapshot lacks.
+func (w *snapWorld) checkGroups(groups map[string]map[block.VolumeID]int) {
+	w.t.Helper()
+	for _, contents := range groups {
+		for a, x := range contents {
+			for b, y := range contents {
+				if a != b && w.ackedBefore(b, x) > y {
+					w.t.Fatalf("snapshots of one moment hold %d and %d, and %d was acknowledged before %d was written", x, y, w.ackedBefore(b, x), x)
+				}
+			}
+		}
+	}
+}
+
+// snapAck is a number that was acknowledged before any above at was drawn.
+type snapAck struct{ number, at int }
+
+// ackedBefore is the newest number of a volume that was acknowledged before x was drawn.
+func (w *snapWorld) ackedBefore(v block.VolumeID, x int) (newest int) {
+	for _, a := range w.history[v] {
+		if a.at < x {
+			newest = max(newest, a.number)
+		}
+	}
+	return newest
+}
+
+// act does one thing at random.
+func (w *snapWorld) act() {
+	volume := []string{"db1", "db2"}[w.rng.IntN(2)]
+	host := w.hosts[[]block.NodeName{"c1", "c2"}[w.rng.IntN(2)]]
+	target := w.targets[slices.Sorted(maps.Keys(w.targets))[w.rng.IntN(3)]]
+	switch w.rng.IntN(100) {
+	case 0, 1:
+		w.refusable(w.take(fmt.Sprintf("s%d", w.seeds), volume))
+	case 2, 3:
+		w.refusable(w.take(fmt.Sprintf("s%d", w.seeds), "db1", "db2"))
+	case 4:
+		w.refusable(w.step(Detach{Volume: volume, Force: w.rng.IntN(3) == 0}))
+	case 5, 6:
+		w.refusable(w.step(Attach{Volume: volume, Node: host.name}))
+	case 7:
+		w.loseLeg(volume)
+	case 8:
+		w.recover(volume)
+	case 9:
+		if target.down = !target.down && w.rng.IntN(4) == 0; target.down {
+			target.wanted, target.said = nil, nil
+			w.must(TargetLost{Node: target.name, Session: 1})
+		}
+	case 10:
+		w.now = w.now.Add(time.Duration(w.rng.IntN(2500)) * time.Millisecond)
+	case 11:
+		for _, v := range w.s.volumes.All() {
+			if v.IsSnapshot() && w.rng.IntN(3) == 0 {
+				w.refusable(w.step(DeleteVolume{Volume: v.ID.String()}))
+				break
+			}
+		}
+	case 12:
+		w.must(Tick{})
+	default:
+		w.now = w.now.Add(time.Duration(w.rng.Int64N(int64(w.pace))))
+		if w.rng.IntN(2) == 0 {
+			w.writes(host)
+		} else if w.rng.IntN(2) == 0 {
+			w.targetActs(target)
+		} else {
+			w.hostActs(host)
+		}
+	}
+}
+
+// refusable fails the test if a request failed in another way than to be refused.
+func (w *snapWorld) refusable(err error) {
+	w.t.Helper()
+	if e := new(Error); err != nil && !errors.As(err, &e) {
+		w.t.Fatal(err)
+	}
+}
+
+// loseLeg has a volume's host give up a leg.
+func (w *snapWorld) loseLeg(volume string) {
+	v := w.volume(volume)
+	if v.Attachment == nil || v.Attachment.State != Attached {
+		return
+	}
+	l := &v.Legs[w.rng.IntN(len(v.Legs))]
+	w.refusable(w.step(RecordStale{Node: v.Attachment.Node, Volume: v.ID, Epoch: v.Epoch, Legs: []block.LegID{l.ID}, Revisions: map[block.LegID]uint64{l.ID: l.Revision}}))
+}
+
+// recover has a volume's host make a leg equal, while it does not write.
+func (w *snapWorld) recover(volume string) {
+	v := w.volume(volume)
+	if v.Attachment == nil || w.hosts[v.Attachment.Node].writing[v.ID] != nil {
+		return
+	}
+	has := w.hosts[v.Attachment.Node].volumes[v.ID]
+	for _, l := range has.Legs {
+		now := v.leg(l.Leg)
+		if l.State != LegRebuilding || now == nil || now.State != LegRebuilding || now.Revision != l.Revision {
+			continue
+		}
+		for i := range v.Legs {
+			if v.Legs[i].trusted() {
+				w.legs[l.Leg] = w.legs[v.Legs[i].ID]
+			}
+		}
+		w.refusable(w.step(RecordInSync{Node: v.Attachment.Node, Volume: v.ID, Epoch: v.Epoch, Legs: []RebuiltLeg{{Leg: l.Leg, Revision: l.Revision}}}))
+	}
+}
+
+// Whatever is asked for and fails meanwhile, a complete snapshot is its volume as it was at one moment, the
+// same on each leg and the same for all volumes of a group, and what was acknowledged before it was asked
+// for is in it.
+func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
+	complete, groups := 0, 0
+	for seed := range uint64(96) {
+		w := newSnapWorld(t, seed)
+		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond, time.Second}[seed%4]
+		for range 1500 {
+			w.act()
+		}
+		complete += len(w.taken)
+		for id := range w.taken {
+			if v := w.s.volumes.Get(id); v != nil && v.Snapshot.Group != "" {
+				groups++
+			}
+		}
+	}
+	if complete < 60 || groups < 10 {
+		t.Errorf("%d snapshots were complete, %d of groups at the end: too few to tell anything", complete, groups)
+	}
+	t.Logf("%d snapshots were complete, %d of groups at the end", complete, groups)
+}
+
+// A snapshot of a volume in use is complete as soon as all have done their part, and hosts go on then.
+func TestASnapshotOfAVolumeInUse(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	for range 10 {
+		w.writes(w.hosts["c1"])
+	}
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	v := w.volume("db1@mon")
+	if v == nil || v.State != VolumeReady || len(v.Legs) != 2 {
+		t.Fatalf("the snapshot is %+v", v)
+	}
+	if got, want := w.legs[v.Legs[0].ID], w.acked[v.Snapshot.Volume]; got != want {
+		t.Errorf("it holds %d, want %d", got, want)
+	}
+	if held := w.s.WantedInitiator("c1").Attachments[0].Holds; len(held) > 0 {
+		t.Errorf("the host still has %v", held)
+	}
+	before := w.acked[v.Snapshot.Volume]
+	for range 10 {
+		w.writes(w.hosts["c1"])
+	}
+	if w.acked[v.Snapshot.Volume] == before {
+		t.Error("the host does not go on")
+	}
+	if st := w.s.Status(); st.Volumes != 2 || len(w.s.Volumes()) != 2 {
+		t.Errorf("there are %d volumes, and %d are listed", st.Volumes, len(w.s.Volumes()))
+	}
+	if err := w.take("mon", "db1"); err != nil {
+		t.Errorf("the same again: %v", err)
+	}
+	if again := w.volume("db1@mon"); again.ID != v.ID {
+		t.Error("it was taken again")
+	}
+	if again, err := Load(w.s.Records()); err != nil || again.snapshots.Get(v.Snapshot.Volume) != 1 {
+		t.Errorf("the records say otherwise: %v", err)
+	}
+}
+
+// A host that does not hold its I/O gets no snapshot taken of its volume, and the reason is told.
+func TestASnapshotThatCannotBeTakenIsGivenUp(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.writes(w.hosts["c1"])
+	hung := w.hosts["c1"].writing[w.volume("db1").ID]
+	hung.to = append(hung.to, block.LegID{}) // it never ends
+	if err := w.take("mon", "db1", "db2"); err != nil {
+		t.Fatal(err)
+	}
+	last := ""
+	for range 200 {
+		w.now = w.now.Add(500 * time.Millisecond)
+		for _, x := range w.targets {
+			w.targetActs(x)
+		}
+		for _, h := range w.hosts {
+			w.hostActs(h)
+		}
+		w.must(Tick{})
+		if v := w.volume("db1@mon"); v != nil && v.State == VolumeDeleting {
+			last = v.Failed
+		}
+	}
+	if w.volume("db1@mon") != nil || w.volume("db2@mon") != nil {
+		t.Fatalf("it is still there")
+	}
+	if !strings.Contains(last, "host c1 held its I/O for 2s, which was not enough") {
+		t.Errorf("the reason is %q", last)
+	}
+	for _, x := range w.targets {
+		if len(x.legs) > 2 {
+			t.Errorf("%s keeps %d legs", x.name, len(x.legs))
+		}
+	}
+}
+
+// A clone begins as its snapshot, on the same drives, and the snapshot cannot be deleted before.
+func TestACloneBeginsAsItsSnapshot(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	for range 10 {
+		w.writes(w.hosts["c1"])
+	}
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	for range 10 {
+		w.writes(w.hosts["c1"])
+	}
+	w.must(CreateVolume{Name: "c", From: "db1@mon", Size: 2 * block.GiB, Seed: w.seed()})
+	if err := w.step(DeleteVolume{Volume: "db1@mon"}); err == nil {
+		t.Error("the snapshot of a volume that is being created can be deleted")
+	}
+	w.settle()
+	c, snap := w.volume("c"), w.volume("db1@mon")
+	if c.State != VolumeReady || c.Size != 2*block.GiB || w.legs[c.Legs[0].ID] != w.legs[snap.Legs[0].ID] || c.Legs[0].Drive != snap.Legs[0].Drive {
+		t.Errorf("the clone is %+v", c)
+	}
+	for name, in := range map[string]Input{
+		"a clone with another layout": CreateVolume{Name: "d", From: "db1@mon", Copies: 1, Seed: w.seed()},
+		"a smaller clone":             CreateVolume{Name: "d", From: "db1@mon", Size: block.MiB, Seed: w.seed()},
+		"a clone of a volume":         CreateVolume{Name: "d", From: "db1", Seed: w.seed()},
+		"a snapshot of a snapshot":    CreateSnapshots{Snapshots: []NewSnapshot{{Volume: "db1@mon", Name: "x"}}, Seed: w.seed()},
+		"a snapshot that is written":  Attach{Volume: "db1@mon", Node: "c2", Mode: AttachExclusive},
+		"a larger snapshot":           ExpandVolume{Volume: "db1@mon", Size: 4 * block.GiB},
+		"more copies of a snapshot":   UpdateVolume{Volume: "db1@mon", Copies: 3},
+	} {
+		if err := w.step(in); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	w.must(Attach{Volume: "db1@mon", Node: "c2"})
+	w.settle()
+	if a := w.volume("db1@mon").Shared; len(a) != 1 || a[0].Mode != AttachSharedReadOnly || a[0].State != Attached {
+		t.Errorf("the snapshot is attached as %+v", a)
+	}
+}
+
+// reports are what all targets say now.
+func (w *snapWorld) reports() (all []TargetReport) {
+	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+		all = append(all, w.targetReport(w.targets[name]))
+	}
+	return all
+}
+
+// A store that is rebuilt from the drives has the snapshots that were complete, which hosts can read at
+// once. One that was not is deleted: the store knew what its legs were to begin as.
+func TestASnapshotAfterTheLossOfTheStore(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	if err := w.take("tue", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // its legs are on the labels, and not frozen
+		for _, x := range w.targets {
+			w.targetActs(x)
+		}
+	}
+	s, text, err := Rebuild(w.now, w.reports(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mon, tue := s.volumes.Get(s.idOf("db1@mon")), s.volumes.Get(s.idOf("db1@tue"))
+	switch {
+	case mon == nil || mon.State != VolumeReady || !mon.equal() || mon.Snapshot == nil || mon.Snapshot.Volume != s.idOf("db1") || legsIn(mon.inSync()) != 2:
+		t.Errorf("db1@mon is %+v", mon)
+	case mon.Legs[0].Tree.IsZero():
+		t.Error("nobody knows the tree of its legs")
+	case tue == nil || tue.State != VolumeDeleting:
+		t.Errorf("db1@tue is %+v", tue)
+	}
+	if !strings.Contains(text, "db1@tue was not complete: it is deleted") {
+		t.Errorf("the text is\n%s", text)
+	}
+}
+
+// A store that was restored from a backup does not complete a snapshot that was being taken then: its legs
+// may have been frozen long ago.
+func TestASnapshotAfterARestore(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for _, x := range w.targets {
+			w.targetActs(x)
+		}
+	}
+	v := w.volume("db1@mon")
+	if v.taking() == nil {
+		t.Fatal("it is complete already")
+	}
+	w.s.volumes.Set(w.s.by, v.ID, func() *Volume { c := v.clone(); newTx(w.s, w.now).restored(c); c.Restored = false; return c }())
+	w.settle()
+	if v := w.volume("db1@mon"); v != nil && v.State == VolumeReady {
+		t.Error("it is complete")
+	}
+}
