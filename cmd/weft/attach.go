@@ -51,25 +51,37 @@ With --mode shared-block several nodes can write to the raw device, for live
 migration or a cluster file system. An ordinary file system is destroyed by
 that. The volume must have one copy.
 
+A snapshot ("db1@mon") is attached shared-read-only, which need not be said.
+
 A host without Weft's agent ("weft node add") gets no device: the command prints
 the NQN that the host connects to.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m
-  weft attach dataset --node gpu1 --mode shared-read-only`,
+  weft attach dataset --node gpu1 --mode shared-read-only
+  weft attach db1@mon --node backup1`,
 		Args:              cli.Takes("VOLUME"),
-		ValidArgsFunction: g.CompleteVolumes,
+		ValidArgsFunction: g.CompleteAttachable,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume = args[0]
 			return runAttach(ctx, api, o, out)
 		}),
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
-	cmd.Flags().StringVar(&o.mode, "mode", "exclusive", "`mode`: exclusive, shared-read-only or shared-block")
+	cmd.Flags().StringVar(&o.mode, "mode", "", "`mode`: exclusive, shared-read-only or shared-block (default: exclusive; of a snapshot shared-read-only)")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("node", g.CompleteNodes)
 	return cmd
+}
+
+// defaultMode is the mode in which a volume or a snapshot is attached if none is given. Nobody may write
+// a snapshot.
+func defaultMode(volume string) string {
+	if cli.IsSnapshotName(volume) {
+		return "shared-read-only"
+	}
+	return "exclusive"
 }
 
 func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *cli.Output) error {
@@ -77,7 +89,7 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	if err != nil {
 		return err
 	}
-	how, ok := modes[cmp.Or(o.mode, "exclusive")]
+	how, ok := modes[cmp.Or(o.mode, defaultMode(o.volume))]
 	if !ok {
 		return cli.UsageError{Err: fmt.Errorf("--mode %q is not known", o.mode), Hint: "use one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
 	}
@@ -166,7 +178,7 @@ is lost. The next attach makes the copies equal before the device appears.`,
   weft detach db1 --cancel
   weft detach db1 --node gpu1 --force`,
 		Args:              cli.Takes("VOLUME"),
-		ValidArgsFunction: g.CompleteVolumes,
+		ValidArgsFunction: g.CompleteAttachable,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.volume = args[0]
 			return runDetach(ctx, api, o, out)

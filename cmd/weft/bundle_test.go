@@ -44,7 +44,7 @@ func TestEveryCommandAnswersFromABundleOrRefusesIt(t *testing.T) {
 		reads = append(reads, strings.TrimPrefix(cmd.CommandPath(), "weft "))
 	}
 	walk(root)
-	if len(reads) != 13 || refused < 60 {
+	if len(reads) != 16 || refused < 60 {
 		t.Errorf("%d commands refuse a bundle, and these answer from it: %q", refused, reads)
 	}
 }

@@ -36,9 +36,11 @@ func newCompletion() *cobra.Command {
 	}
 }
 
-// bashWords replaces the two functions of the package bash-completion that the script calls, where
+// bashWords keeps the name of a snapshot, db1@mon, in one word, which bash splits at the "@" otherwise; npm's
+// completion does the same. And it replaces the two functions of the package bash-completion that the script calls, where
 // that package is not installed.
-const bashWords = `if ! declare -F _get_comp_words_by_ref >/dev/null; then
+const bashWords = `COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}
+if ! declare -F _get_comp_words_by_ref >/dev/null; then
     _get_comp_words_by_ref() {
         words=("${COMP_WORDS[@]}") cword=$COMP_CWORD
         cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}

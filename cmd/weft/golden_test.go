@@ -201,6 +201,17 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 			s.volume.Attachments = []*pb.Attachment{first, second}
 			return errors.Join(runVolumeList(ctx, api, out), runVolumeDescribe(ctx, api, "db1", out))
 		},
+		"snapshot": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			v := api.(*stub).volume
+			v.Name, v.Thin, v.UsedBytes, v.Attachment, v.Epoch = "db1@mon", true, 3<<30, nil, 0
+			v.Snapshot = &pb.SnapshotOf{VolumeId: v.Legs[0].Id, VolumeName: "db1", Taken: ago(3 * time.Hour), GroupId: v.Legs[1].Id}
+			return runVolumeDescribe(ctx, api, "db1@mon", out)
+		},
+		"clone": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
+			v := api.(*stub).volume
+			v.Name, v.Thin, v.UsedBytes, v.Attachment, v.CloneOf = "c1", true, 1<<30, nil, "db1@mon"
+			return runVolumeDescribe(ctx, api, "c1", out)
+		},
 		"attachments": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			return runAttachmentList(ctx, api, attachmentListOptions{}, out)
 		},

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/cmd/internal/login"
 	"weft.dev/weft/cmd/internal/manual"
 	"weft.dev/weft/cmd/internal/monitoring"
+	"weft.dev/weft/cmd/internal/snapshot"
 	"weft.dev/weft/cmd/internal/support"
 	"weft.dev/weft/cmd/internal/top"
 	"weft.dev/weft/cmd/internal/upgrade"
@@ -49,13 +50,13 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	g.AddFlags(root)
 	root.AddCommand(
 		newStatus(g), top.New(g), explain.New(g, explain.Tools{Drive: resolveDrive, Next: cli.NextCommand}), newWhatIf(g), newAttach(g), newDetach(g),
-		newNode(g), newDrive(g), newPool(g), newVolume(g), newLeg(g), newAttachment(g), newEvent(g),
+		newNode(g), newDrive(g), newPool(g), newVolume(g), snapshot.New(g, snapshot.Tools{Describe: runVolumeDescribe}), newLeg(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), upgrade.New(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g, diagnose),
 		newDoctor(g), support.New(g), monitoring.New(g), newKubernetes(g), console.New(g), newVersion(g), newCompletion(), manual.New(), newExitCodes(),
 	)
 	root.AddCommand(login.Commands(g, defaultDataDir)...)
-	g.AllowStale(root, "volume list", "volume describe", "node list", "drive list", "pool list", "attachment list", "event list", "explain volume")
-	g.AllowBundle(root, "status", "explain volume", "what-if lose", "volume list", "volume describe", "node list", "drive list", "pool list",
+	g.AllowStale(root, "volume list", "volume describe", "snapshot list", "snapshot describe", "node list", "drive list", "pool list", "attachment list", "event list", "explain volume", "explain snapshot")
+	g.AllowBundle(root, "status", "explain volume", "explain snapshot", "what-if lose", "volume list", "volume describe", "snapshot list", "snapshot describe", "node list", "drive list", "pool list",
 		"attachment list", "event list", "upgrade status", "upgrade plan", "volmgr list")
 	return root
 }

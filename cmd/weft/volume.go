@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -51,14 +52,17 @@ type volumeCreateOptions struct {
 	authentication  string
 	integrity       bool
 	thin            bool
+	from            string   // a snapshot; empty: the volume begins empty
+	chosen          []string // the flags that were given
 	labels          []string
 	wait            bool
 }
 
 func newVolumeCreate(g *cli.Globals) *cobra.Command {
 	var o volumeCreateOptions
+	flags := o.flags()
 	cmd := &cobra.Command{
-		Use:   "create VOLUME --size SIZE",
+		Use:   "create VOLUME {--size SIZE | --from VOLUME@NAME}",
 		Short: "Create a volume",
 		Long: `Create a volume: striped over STRIPES columns, with COPIES copies of each column.
 A copy of a column is a leg: space on one drive. The legs of a column are on
@@ -69,18 +73,33 @@ A thin volume takes space only where it is written, and gives it back when that
 is discarded. All volumes together may be larger than the drives; a write that
 finds no space waits until there is some.
 
+With --from, the volume is a clone: it begins with what a snapshot holds, and
+shares that space with it. It is on the snapshot's drives and has its layout,
+pool and spread, so flags for these are refused. Its size is the snapshot's, or
+larger.
+
 A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes.`,
 		Example: `  weft volume create db1 --size 100GiB
   weft volume create scratch --size 2TiB --copies 1 --stripes 4
   weft volume create home --size 10TiB --thin
+  weft volume create test --from db1@mon
   weft volume create db2 --size 10GiB --copies 2 --stripes 2 --spread rack --wait`,
 		Args: cli.Takes("VOLUME"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.name = args[0]
+			o.note(flags)
 			return runVolumeCreate(ctx, api, o, out)
 		}),
 	}
-	f := cmd.Flags()
+	cmd.Flags().AddFlagSet(flags)
+	_ = cmd.RegisterFlagCompletionFunc("from", g.CompleteSnapshots)
+	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
+	return cmd
+}
+
+// flags are the flags that set the options.
+func (o *volumeCreateOptions) flags() *pflag.FlagSet {
+	f := pflag.NewFlagSet("create", pflag.ContinueOnError)
 	f.Var(sizeFlag{&o.size}, block.PropertySize.Flag, "`size` of the volume, such as 10GiB; without a unit, bytes")
 	f.Uint32Var(&o.copies, block.PropertyCopies.Flag, block.DefaultCopies, "`number` of copies of each column, on different nodes: "+block.PropertyCopies.Bounds())
 	f.Uint32Var(&o.stripes, block.PropertyStripes.Flag, 0, "`number` of columns to stripe over; 0 lets the manager choose")
@@ -90,35 +109,43 @@ A size is a number and a unit: B, KiB, MiB, GiB, TiB, PiB; without a unit, bytes
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, block.PropertyAuthentication.Default, "whether hosts and targets prove their identities to one another, as a `word`: require, prefer (wherever both can), or off")
 	f.BoolVar(&o.integrity, block.PropertyIntegrity.Flag, false, "keep a checksum of each block on the drives, and check it with each read; needs targets with the user-space data path")
 	f.BoolVar(&o.thin, block.PropertyThin.Flag, false, "take space only where the volume is written; its targets must run with --datapath user")
+	f.StringVar(&o.from, "from", "", "`snapshot` that the volume begins as, such as db1@mon; the volume is thin")
 	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")
 	f.BoolVar(&o.wait, "wait", false, "wait until the volume is ready to be attached")
-	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
-	return cmd
+	return f
+}
+
+// note notes which flags were given.
+func (o *volumeCreateOptions) note(flags *pflag.FlagSet) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed {
+			o.chosen = append(o.chosen, f.Name)
+		}
+	})
 }
 
 func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOptions, out *cli.Output) error {
-	labels, err := cli.ParsePairs(o.labels)
+	r, err := o.request()
 	if err != nil {
 		return err
-	}
-	if o.size == 0 {
-		return cli.UsageError{Err: fmt.Errorf("--size: missing or 0"), Hint: "such as --size 10GiB"}
-	}
-	if o.copies == 0 {
-		return cli.UsageError{Err: fmt.Errorf("--%s 0: must be %s", block.PropertyCopies.Flag, block.PropertyCopies.Bounds()), Hint: "1 means no mirror"}
 	}
 	// Only for the message on stderr; the create below decides.
 	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.name})
-	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
-		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
-		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication, Integrity: o.integrity, Thin: o.thin,
-	})
+	if o.from != "" && absent != nil {
+		if err := o.checkFrom(ctx, api); err != nil {
+			return err
+		}
+	}
+	v, err := api.CreateVolume(ctx, r)
 	if err != nil {
 		return err
 	}
-	if absent == nil {
+	switch {
+	case absent == nil:
 		out.Say("volume %s already exists with these parameters", o.name)
-	} else {
+	case o.from != "":
+		out.Say("volume %s is created: %s, a clone of %s", o.name, cli.Size(v.GetSizeBytes()), cmp.Or(v.GetCloneOf(), o.from))
+	default:
 		out.Say("volume %s is created: %s, %s (columns × copies)", o.name, cli.Size(v.GetSizeBytes()), cli.Layout(v.GetLayout()))
 	}
 	if o.wait {
@@ -127,6 +154,57 @@ func runVolumeCreate(ctx context.Context, api pb.ManagerClient, o volumeCreateOp
 		}
 	}
 	return out.Print(v, nil)
+}
+
+// request is what the manager is asked for.
+func (o volumeCreateOptions) request() (*pb.CreateVolumeRequest, error) {
+	labels, err := cli.ParsePairs(o.labels)
+	if err != nil {
+		return nil, err
+	}
+	if o.from != "" {
+		return o.cloneRequest(labels)
+	}
+	if o.size == 0 {
+		return nil, cli.UsageError{Err: fmt.Errorf("--size: missing or 0"), Hint: "such as --size 10GiB"}
+	}
+	if o.copies == 0 {
+		return nil, cli.UsageError{Err: fmt.Errorf("--%s 0: must be %s", block.PropertyCopies.Flag, block.PropertyCopies.Bounds()), Hint: "1 means no mirror"}
+	}
+	return &pb.CreateVolumeRequest{
+		Name: o.name, SizeBytes: uint64(o.size), Copies: o.copies, Stripes: o.stripes,
+		ChunkBytes: uint64(o.chunk), Pool: o.pool, Spread: o.spread, Labels: labels, Authentication: o.authentication, Integrity: o.integrity, Thin: o.thin,
+	}, nil
+}
+
+// fixed are the properties that a clone has of its snapshot.
+var fixed = []block.Property{block.PropertyCopies, block.PropertyStripes, block.PropertyChunk, block.PropertyPool, block.PropertySpread, block.PropertyIntegrity}
+
+// cloneRequest asks for a clone. It says nothing of what the clone has of its snapshot: the defaults of
+// the flags are those of new volumes.
+func (o volumeCreateOptions) cloneRequest(labels map[string]string) (*pb.CreateVolumeRequest, error) {
+	for _, p := range fixed {
+		if slices.Contains(o.chosen, p.Flag) {
+			return nil, cli.UsageError{Err: fmt.Errorf("--%s: cannot be combined with --from: a clone has the layout, pool and spread of its snapshot", p.Flag), Hint: "leave out --" + p.Flag}
+		}
+	}
+	if slices.Contains(o.chosen, block.PropertyThin.Flag) && !o.thin {
+		return nil, cli.UsageError{Err: fmt.Errorf("--%s=false: cannot be combined with --from: a clone is thin", block.PropertyThin.Flag)}
+	}
+	if o.size == 0 && slices.Contains(o.chosen, block.PropertySize.Flag) {
+		return nil, cli.UsageError{Err: fmt.Errorf("--size 0: must not be 0"), Hint: "leave it out: the volume has the size of the snapshot"}
+	}
+	return &pb.CreateVolumeRequest{Name: o.name, From: o.from, SizeBytes: uint64(o.size), Labels: labels, Authentication: o.authentication, Thin: true}, nil
+}
+
+// checkFrom refuses a clone of what is no snapshot. A manager whose version has no snapshots would not
+// look at the field, and make an empty volume; it finds no snapshot here.
+func (o volumeCreateOptions) checkFrom(ctx context.Context, api pb.ManagerClient) error {
+	s, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.from})
+	if err == nil && s.GetSnapshot() == nil {
+		return cli.UsageError{Err: fmt.Errorf("--from %s: is a volume, not a snapshot", o.from), Hint: fmt.Sprintf("take a snapshot of it first: `weft snapshot create %s@NAME`", o.from)}
+	}
+	return err
 }
 
 // waitForVolume returns once all of a volume's legs are ready.
@@ -264,7 +342,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 
 func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 	l := block.Layout{Stripes: int(v.GetLayout().GetStripes()), Copies: int(v.GetLayout().GetCopies()), Chunk: block.Size(v.GetLayout().GetChunkBytes()), Integrity: v.GetLayout().GetIntegrity()}
-	properties(w,
+	all := []string{
 		"volume", v.GetName(),
 		"id", v.GetId(),
 		"size", volumeSize(v),
@@ -284,7 +362,29 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"rebuild rate", cmp.Or(rebuildRate(v), "no limit"),
 		"authentication", v.GetAuthentication(),
 		"age", out.Age(v.GetCreated()),
-	)
+	}
+	properties(w, append(all, origin(v)...)...)
+}
+
+// origin is of what a volume is a snapshot or a clone; nothing if it is neither.
+func origin(v *pb.Volume) (all []string) {
+	if s := v.GetSnapshot(); s != nil {
+		taken := "not yet"
+		if at := s.GetTaken(); at != nil {
+			taken = at.AsTime().UTC().Format(time.RFC3339)
+		}
+		all = append(all, "snapshot of", s.GetVolumeName(), "taken", taken)
+		if s.GetGroupId() != "" {
+			all = append(all, "group", cli.ShortID(s.GetGroupId()))
+		}
+	}
+	if v.GetFailed() != "" {
+		all = append(all, "not taken", v.GetFailed())
+	}
+	if v.GetCloneOf() != "" {
+		all = append(all, "clone of", v.GetCloneOf())
+	}
+	return all
 }
 
 // health is empty while a volume is being created or deleted.
@@ -475,8 +575,11 @@ func newVolumeDelete(g *cli.Globals) *cobra.Command {
 }
 
 func runVolumeDelete(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error {
-	// Only for the message on stderr: deleting a volume that is gone succeeds.
-	_, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+	// Deleting a volume that is gone succeeds.
+	v, absent := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+	if cli.IsSnapshotName(volume) || v.GetSnapshot() != nil {
+		return cli.UsageError{Err: fmt.Errorf("%s is a snapshot", volume), Hint: fmt.Sprintf("`weft snapshot delete %s` deletes it", volume)}
+	}
 	if _, err := api.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: volume}); err != nil {
 		return err
 	}

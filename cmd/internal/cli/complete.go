@@ -44,9 +44,54 @@ func (g *Globals) CompleteVolumes(cmd *cobra.Command, args []string, prefix stri
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	return g.complete(cmd, prefix, volumeNames)
+}
+
+func volumeNames(ctx context.Context, api pb.ManagerClient) ([]string, error) {
+	r, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{})
+	return Each(r.GetVolumes(), (*pb.Volume).GetName), err
+}
+
+func snapshotNames(ctx context.Context, api pb.ManagerClient) ([]string, error) {
+	r, err := Snapshots(ctx, api, "")
+	return Each(r.GetVolumes(), (*pb.Volume).GetName), err
+}
+
+// CompleteSnapshots completes a snapshot in any position.
+func (g *Globals) CompleteSnapshots(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return g.complete(cmd, prefix, snapshotNames)
+}
+
+// CompleteSnapshot completes a snapshot as a command's first argument.
+func (g *Globals) CompleteSnapshot(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return g.CompleteSnapshots(cmd, args, prefix)
+}
+
+// CompleteNewSnapshots completes the volumes of which snapshots are taken, in any position. The name of
+// the snapshot follows after an "@", unless --name gives it.
+func (g *Globals) CompleteNewSnapshots(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	found, directive := g.complete(cmd, prefix, volumeNames)
+	if name := cmd.Flag("name"); name != nil && name.Changed {
+		return found, directive
+	}
+	return Each(found, func(volume string) string { return volume + "@" }), directive | cobra.ShellCompDirectiveNoSpace
+}
+
+// CompleteAttachable completes a volume or a snapshot as a command's first argument.
+func (g *Globals) CompleteAttachable(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
 	return g.complete(cmd, prefix, func(ctx context.Context, api pb.ManagerClient) ([]string, error) {
-		r, err := api.ListVolumes(ctx, &pb.ListVolumesRequest{})
-		return Each(r.GetVolumes(), (*pb.Volume).GetName), err
+		volumes, err := volumeNames(ctx, api)
+		if err != nil {
+			return nil, err
+		}
+		snapshots, err := snapshotNames(ctx, api)
+		return append(volumes, snapshots...), err
 	})
 }
 

@@ -311,6 +311,9 @@ func flagOf(field string) string {
 	case "device":
 		return "DEVICE"
 	}
+	if strings.HasPrefix(field, "snapshots[") {
+		return "VOLUME@NAME"
+	}
 	if flag, ok := block.FlagOf(field); ok {
 		return "--" + flag
 	}
@@ -328,8 +331,12 @@ func reasonHint(d *errdetails.ErrorInfo) string {
 
 // listHint names the command that lists the existing objects when one was not found.
 func listHint(object string) string {
-	switch kind, _, _ := strings.Cut(object, " "); kind {
-	case "volume", "node", "drive", "pool":
+	kind, name, _ := strings.Cut(object, " ")
+	if kind == "volume" && IsSnapshotName(name) {
+		kind = "snapshot"
+	}
+	switch kind {
+	case "volume", "snapshot", "node", "drive", "pool":
 		return fmt.Sprintf("`weft %s list` lists the %ss that exist", kind, kind)
 	}
 	return ""

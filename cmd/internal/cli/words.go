@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-var subject = regexp.MustCompile(`^(volume|node|drive) "?([a-z0-9._-]+)`)
+var subject = regexp.MustCompile(`^(volume|snapshot|node|drive) "?([a-z0-9._@-]+)`)
 
 // NextCommand shows more about the object that a sentence begins with.
 func NextCommand(sentence string) string {
@@ -43,6 +43,9 @@ func Promised(allocated, promised, capacity uint64) string {
 
 // Layout prints 2×2: stripes × copies.
 func Layout(l *pb.Layout) string { return fmt.Sprintf("%d×%d", l.GetStripes(), l.GetCopies()) }
+
+// IsSnapshotName reports whether a name is that of a snapshot, "db1@mon".
+func IsSnapshotName(name string) bool { return strings.Contains(name, "@") }
 
 // AttachmentsOf returns all attachments of a volume.
 func AttachmentsOf(v *pb.Volume) []*pb.Attachment {

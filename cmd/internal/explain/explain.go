@@ -46,6 +46,7 @@ func New(g *cli.Globals, tools Tools) *cobra.Command {
 	}
 	return cli.Group("explain", "Explain a state: its reasons, what it waits for, what you can do",
 		explaining(g, "volume VOLUME", "Explain the state of a volume", "  weft explain volume db1", g.CompleteVolumes, ofVolume),
+		explaining(g, "snapshot VOLUME@NAME", "Explain the state of a snapshot", "  weft explain snapshot db1@mon", g.CompleteSnapshot, ofVolume),
 		explaining(g, "node NODE", "Explain the state of a node: its agents, drives and attachments", "  weft explain node t1", g.CompleteNodes, ofNode),
 		explaining(g, "drive DRIVE", "Explain the state of a drive, and whose copies it has", "  weft explain drive 4f1c22aa", g.CompleteDrives, drive),
 		explaining(g, "pool POOL", "Explain how full a pool is, and what it lacks", "  weft explain pool default", nil, ofPool),
@@ -189,13 +190,14 @@ func explainWhatNodeHas(ctx context.Context, api pb.ManagerClient, x *pb.Explana
 	if err != nil {
 		return err
 	}
+	snapshots, err := cli.Snapshots(ctx, api, "")
+	if err != nil {
+		return err
+	}
+	explainAttachments(x, "volume", name, volumes.GetVolumes())
+	explainAttachments(x, "snapshot", name, snapshots.GetVolumes())
 	var legs []*pb.Volume
 	for _, v := range volumes.GetVolumes() {
-		for _, a := range v.GetAttachments() {
-			if a.GetNode() == name {
-				x.Facts = append(x.Facts, fmt.Sprintf("it has volume %s (%s)", v.GetName(), pb.Word(a.GetState())))
-			}
-		}
 		for _, l := range v.GetLegs() {
 			if l.GetNode() == name {
 				legs = append(legs, v)
@@ -205,6 +207,17 @@ func explainWhatNodeHas(ctx context.Context, api pb.ManagerClient, x *pb.Explana
 	}
 	explainCopies(x, legs)
 	return nil
+}
+
+// explainAttachments adds the volumes or snapshots that are attached to a node.
+func explainAttachments(x *pb.Explanation, kind, node string, all []*pb.Volume) {
+	for _, v := range all {
+		for _, a := range v.GetAttachments() {
+			if a.GetNode() == node {
+				x.Facts = append(x.Facts, fmt.Sprintf("it has %s %s (%s)", kind, v.GetName(), pb.Word(a.GetState())))
+			}
+		}
+	}
 }
 
 // explainCopies adds volumes that have copies on something, and those of them that are not healthy.
