@@ -166,6 +166,13 @@ func (a Acks) Add(w *Writer) Acks {
 // only the blocks that were written.
 func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
 	b.T.Helper()
+	b.VerifyUpTo(client, device, span, acks, 0)
+}
+
+// VerifyUpTo is Verify, and fails the test if the device holds a write after the newest one that may be
+// there; 0: any may.
+func (b *Bed) VerifyUpTo(client *vm.Machine, device string, span int, acks Acks, newest uint64) {
+	b.T.Helper()
 	var in strings.Builder
 	for block, seq := range acks {
 		fmt.Fprintln(&in, block, seq)
@@ -173,7 +180,7 @@ func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
 	var out bytes.Buffer
 	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)
 	defer cancel()
-	argv := []string{"workload", "verify", "-device", device, "-span", fmt.Sprintf("%dMiB", span)}
+	argv := []string{"workload", "verify", "-device", device, "-span", fmt.Sprintf("%dMiB", span), "-newest", fmt.Sprint(newest)}
 	if span > 1<<10 {
 		argv = append(argv, "-known")
 	}

@@ -6,7 +6,7 @@
 // served by weft dev.
 //
 //	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
-//	workload verify -device /dev/weft/db1 -span 64MiB < acknowledged
+//	workload verify -device /dev/weft/db1 -span 64MiB [-newest 1000] < acknowledged
 //	workload relay :9100 /run/csi.sock
 //
 // write prints a line for each acknowledged write, "A block seq start_ns end_ns" with the
@@ -14,7 +14,7 @@
 // -for, or cleanly on SIGTERM. A block has at most one write in flight.
 //
 // verify reads lines "block seq". It fails unless each such block holds that write or a
-// later one, and every other block is intact or blank.
+// later one, but none after -newest, and every other block is intact or blank.
 package main
 
 import (
@@ -57,6 +57,7 @@ type options struct {
 	during time.Duration
 	first  uint64
 	known  bool
+	newest uint64
 }
 
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
@@ -76,6 +77,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	flags.IntVar(&o.rate, "rate", 0, "writes per second in total; 0 means as fast as possible")
 	flags.Uint64Var(&o.first, "first", 1, "first sequence number")
 	flags.BoolVar(&o.known, "known", false, "verify only the blocks that are known to have been written")
+	flags.Uint64Var(&o.newest, "newest", 0, "verify that no block holds a later write than this one; 0: any may be there")
 	flags.DurationVar(&o.during, "for", 0, "how long to write; 0 means until SIGTERM")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -252,7 +254,7 @@ func verify(o options, in io.Reader, out io.Writer) error {
 		for i := range count {
 			want, known := acknowledged[n+i]
 			got, err := parse(b[i*blockSize:(i+1)*blockSize], n+i)
-			if err == nil && got < want {
+			if err == nil && (got < want || o.newest > 0 && got > o.newest) {
 				err = fmt.Errorf("holds write %d", got)
 			}
 			if err == nil || err == errBlank && !known {

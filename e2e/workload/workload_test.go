@@ -70,6 +70,17 @@ func TestVerifyNoticesALostWrite(t *testing.T) {
 	}
 }
 
+func TestVerifyNoticesAWriteThatCameLater(t *testing.T) {
+	path := device(t, 1<<20)
+	acks := writeSome(t, path)
+	for newest, want := range map[string]bool{"1": false, "1000000": true} {
+		var out strings.Builder
+		if err := run(t.Context(), []string{"verify", "-device", path, "-span", "1MiB", "-newest", newest}, strings.NewReader(acks), &out); (err == nil) != want {
+			t.Errorf("verify up to write %s = %v\n%s", newest, err, out.String())
+		}
+	}
+}
+
 func TestVerifyNoticesATornOrForeignBlock(t *testing.T) {
 	for name, damage := range map[string]func([]byte){
 		"torn":       func(b []byte) { clear(b[512:1024]) },
