@@ -644,7 +644,7 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 		l := &v.Legs[i]
 		switch on := s.targets[l.Node]; {
 		case l.State == LegDeleting || on == nil:
-		case x.Phase == Preparing && !on.labelled.Has(l.ID), x.Phase == Freezing && !s.legReady(l):
+		case x.Phase == Preparing && !on.labelled.Has(l.ID), x.Phase == Freezing && !s.frozen(v, l):
 			waits = append(waits, fmt.Sprintf("%v: %s", l, s.legWaitsFor(l)))
 		}
 	}
@@ -658,6 +658,13 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 		}
 	}
 	return waits
+}
+
+// frozen reports whether a leg of a snapshot is frozen and its label says so. It need not be mapped yet:
+// hosts hold their I/O meanwhile.
+func (s *State) frozen(v *Volume, l *Leg) bool {
+	r := s.targets[l.Node].legs.Get(l.ID)
+	return r.Error == "" && r.Zeroed >= v.Layout.LegSize(v.Size)
 }
 
 // takingWaits is the first of what a snapshot waits for, for people.

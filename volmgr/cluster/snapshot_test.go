@@ -201,7 +201,11 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true}
 	for id, l := range t.legs {
 		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
-		r.Legs = append(r.Legs, LegReport{Leg: id, Ready: t.ready[id], Size: l.Size})
+		made := LegReport{Leg: id, Ready: t.ready[id], Size: l.Size}
+		if made.Ready {
+			made.Zeroed = l.Size
+		}
+		r.Legs = append(r.Legs, made)
 	}
 	for v, e := range t.admitted {
 		r.Admissions = append(r.Admissions, Admission{v, e})

@@ -341,5 +341,9 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 			fmt.Sprintf("make room on %s: delete volumes that have legs there, or discard what is not needed any more, as with `fstrim`", d.object()),
 			fmt.Sprintf("move the leg: `weft leg move %s %d.%d`", v.Name, l.Column, l.Copy))
 	}
+	if v.IsSnapshot() {
+		e.Facts = append(e.Facts, fmt.Sprintf("its %s hold %s that no earlier snapshot has", plural(len(v.Legs), "leg"), used.Short()))
+		return
+	}
 	e.Facts = append(e.Facts, fmt.Sprintf("it is thin: its %s take %s of the %s that they may", plural(len(v.Legs), "leg"), used.Short(), (v.Layout.LegSize(v.Size)*block.Size(len(v.Legs))).Short()))
 }

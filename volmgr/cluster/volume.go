@@ -471,6 +471,8 @@ func (s *State) legWaitsFor(l *Leg) string {
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case l.State == LegDeleting:
 		return fmt.Sprintf("target %s is freeing its extents", l.Node)
+	case !r.Ready && l.mapped():
+		return fmt.Sprintf("target %s has not made it yet", l.Node)
 	case ok && !r.Ready:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
 	case !ok:
