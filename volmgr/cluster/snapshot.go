@@ -498,13 +498,20 @@ func (t *tx) brokenOne(v *Volume) string {
 	}
 	for _, h := range taking.Hosts {
 		if s := t.s.holdOf(o, h, taking.Hold); s == HoldEnded {
-			return fmt.Sprintf("host %s held its I/O for %v, which was not enough%s", h.Node, holdFor, because(t.s.takingWaits(v)))
+			return fmt.Sprintf("hosts hold their I/O for %v at most, and in that time %s%s", holdFor, notDone[taking.Phase], because(t.s.takingWaits(v)))
 		}
 	}
 	if t.now.Sub(taking.Since) > phaseFor {
 		return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
 	}
 	return ""
+}
+
+// notDone is what had not come about when a hold ended, by phase.
+var notDone = map[TakingPhase]string{
+	Holding:    "not all I/O that was under way ended",
+	Freezing:   "not all legs were frozen",
+	Confirming: "not all hosts said that they hold it still",
 }
 
 // everyColumn reports whether each column has a leg that is not being freed.
