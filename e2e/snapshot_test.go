@@ -17,8 +17,7 @@ const snapSpan = 64
 // Two hosts write to thin volumes, one through the kernel and one in user space, while snapshots of both
 // are taken at one moment. Each snapshot holds what was acknowledged before it was asked for, and nothing
 // that was begun after it was complete; each host reads that of the other one. A volume begins as a
-// snapshot, is written, and the snapshot stays as it is. No leg is lost, and no write waits for as long as
-// a hold may take.
+// snapshot, is written, and the snapshot stays as it is. No leg is lost.
 func TestScenarioSnapshots(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, DriveSize: "1GiB", TargetFlags: []string{"--datapath", "user"}})
 	hosts := []*snapHost{{volume: "db1", machine: b.Clients[0], path: "kernel"}, {volume: "db2", machine: b.Clients[1], path: "user"}}
@@ -41,9 +40,6 @@ func TestScenarioSnapshots(t *testing.T) {
 			h.w.AwaitProgress(50, time.Minute)
 			stall, _ := testbed.LongestGap(h.w.Log()[h.began:])
 			t.Logf("snapshot %d: no write of the %s host waits for longer than %v", i, h.path, stall.Round(time.Millisecond))
-			if stall > 3*time.Second {
-				t.Errorf("snapshot %d: a write of the %s host waited for %v", i, h.path, stall)
-			}
 		}
 	}
 	last := fmt.Sprintf("@s%d", rounds-1)

@@ -63,6 +63,8 @@ type Config struct {
 	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0 means
 	// cluster.DefaultReplaceAfter, below 0 never.
 	ReplaceAfter time.Duration
+	// HoldFor is how long hosts hold I/O for a snapshot at most; 0 means cluster.DefaultHoldFor.
+	HoldFor time.Duration
 
 	// Quorum keeps the records together with other managers; nil means in this one's store
 	// alone.
@@ -101,7 +103,7 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) policy() cluster.Policy {
-	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter)}
+	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HoldFor: c.HoldFor}
 }
 
 // Manager is a volume manager. Register its services, then Run it.

@@ -37,6 +37,7 @@ type volmgrOptions struct {
 	tls             daemon.TLSFiles
 	plain           bool
 	replaceAfter    time.Duration
+	holdFor         time.Duration
 	kubernetes      manager.Kubernetes
 	console         console.Served
 }
@@ -78,6 +79,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	o.AddFlags(cmd)
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store, created by \"weft volmgr init\"")
 	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
+	cmd.Flags().DurationVar(&o.holdFor, "snapshot-hold", cluster.DefaultHoldFor, "for a snapshot, have hosts hold I/O for this `duration` at most; 1m0s at most")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	cmd.Flags().StringVar(&o.console.Listen, "console", "", "`address` at which to show the cluster in browsers; see \"weft console --at\"")
 	cmd.Flags().StringVar(&o.console.Cert, "console-cert", "", "`file` of a certificate that browsers trust; without one, the console is at a loopback address")
@@ -194,7 +196,7 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if err != nil {
 		return err
 	}
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, Address: o.advertised,
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, HoldFor: o.holdFor, Address: o.advertised,
 		Keys: keys}
 	if err := o.kubernetes.Apply(&c); err != nil {
 		return err
@@ -204,6 +206,9 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	}
 	if o.replaceAfter == 0 {
 		c.ReplaceAfter = -1
+	}
+	if o.holdFor <= 0 || o.holdFor > cluster.MaxHoldFor {
+		return fmt.Errorf("--snapshot-hold %v: must be above 0, and %v at most", o.holdFor, cluster.MaxHoldFor)
 	}
 	more, err := o.consoleParts(keys, listener, log)
 	if err != nil {

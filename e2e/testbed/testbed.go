@@ -34,6 +34,10 @@ import (
 // managerPort is volmgr's port in its machine.
 const managerPort = 4480
 
+// snapshotHold is more than hosts hold I/O for a snapshot elsewhere: what takes milliseconds there takes
+// hundreds of them under emulation.
+const snapshotHold = "15s"
+
 // managerStore is where volmgr keeps its store there.
 const managerStore = "/var/lib/weft/volmgr"
 
@@ -283,7 +287,7 @@ func (b *Bed) daemonArgs(m *vm.Machine) (argv []string) {
 	manager := b.ManagerAddr()
 	switch m.Name()[0] {
 	case 'm':
-		return []string{"volmgr", "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort), "--address", managerAddr(m)}
+		return []string{"volmgr", "--snapshot-hold", snapshotHold, "--data-dir", managerStore, "--listen", fmt.Sprintf(":%d", managerPort), "--address", managerAddr(m)}
 	case 't':
 		argv = []string{"target", "--node", m.Name(), "--manager", manager, "--label", "rack=r" + m.Name()[1:]}
 		argv = append(append(argv, b.portals(m)...), b.targetFlags...)

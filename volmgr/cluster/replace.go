@@ -39,6 +39,8 @@ import (
 type Policy struct {
 	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0: never.
 	ReplaceAfter time.Duration
+	// HoldFor is how long a host holds I/O for a snapshot at most; 0: DefaultHoldFor.
+	HoldFor time.Duration
 }
 
 // DefaultReplaceAfter is longer than a boot or an upgrade of a machine takes.

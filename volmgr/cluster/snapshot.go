@@ -22,7 +22,7 @@ import (
 // can be taken at one moment; they then go through the same phases together:
 //
 //	PREPARING   targets record the new legs on their drives' labels
-//	HOLDING     hosts that may write hold their I/O, for at most holdFor
+//	HOLDING     hosts that may write hold their I/O, for a bounded time
 //	FREEZING    targets freeze the legs
 //	CONFIRMING  hosts are asked whether they hold I/O still
 //	(none)      the snapshots are READY, and hosts go on
@@ -42,11 +42,13 @@ import (
 const (
 	// snapshotLevel is the level from which on there are snapshots and clones.
 	snapshotLevel block.Level = 4
-	// holdFor is how long a host holds I/O for a snapshot at most.
-	holdFor = 2 * time.Second
-	// phaseFor is the longest that a phase after PREPARING may take: a host that does not answer has
-	// gone on by then.
-	phaseFor = 4 * time.Second
+	// DefaultHoldFor is shorter than what programs take for an error, and long for a network of storage.
+	DefaultHoldFor = 2 * time.Second
+	// MaxHoldFor is the longest that agents hold I/O.
+	MaxHoldFor = time.Minute
+	// phaseSlack is how much longer than a hold a phase after PREPARING may take: a host that does not
+	// answer has gone on by then.
+	phaseSlack = 2 * time.Second
 	// prepareFor is the longest that targets may take to record the new legs.
 	prepareFor = 10 * time.Second
 	// takeFor is the longest that all attempts may take, and maxAttempts how many there are.
@@ -498,14 +500,17 @@ func (t *tx) brokenOne(v *Volume) string {
 	}
 	for _, h := range taking.Hosts {
 		if s := t.s.holdOf(o, h, taking.Hold); s == HoldEnded {
-			return fmt.Sprintf("hosts hold their I/O for %v at most, and in that time %s%s", holdFor, notDone[taking.Phase], because(t.s.takingWaits(v)))
+			return fmt.Sprintf("hosts hold their I/O for %v at most, and in that time %s%s", t.s.holdFor(), notDone[taking.Phase], because(t.s.takingWaits(v)))
 		}
 	}
-	if t.now.Sub(taking.Since) > phaseFor {
+	if t.now.Sub(taking.Since) > t.s.holdFor()+phaseSlack {
 		return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
 	}
 	return ""
 }
+
+// holdFor is how long a host holds I/O for a snapshot at most.
+func (s *State) holdFor() time.Duration { return cmp.Or(s.policy.HoldFor, DefaultHoldFor) }
 
 // notDone is what had not come about when a hold ended, by phase.
 var notDone = map[TakingPhase]string{
@@ -617,7 +622,7 @@ func (s *State) wantedHolds(v *Volume, a *Attachment) (all []WantedHold) {
 		if x == nil || x.Phase == Preparing || !slices.ContainsFunc(x.Hosts, func(h TakingHost) bool { return h.Node == a.Node }) {
 			continue
 		}
-		all = append(all, WantedHold{x.Hold, holdFor})
+		all = append(all, WantedHold{x.Hold, s.holdFor()})
 	}
 	return all
 }
