@@ -12,14 +12,14 @@ import (
 )
 
 // snapSpan is how much of the volumes is written, in MiB.
-const snapSpan = 64
+const snapSpan = 32
 
 // Two hosts write to thin volumes, one through the kernel and one in user space, while snapshots of both
 // are taken at one moment. Each snapshot holds what was acknowledged before it was asked for, and nothing
 // that was begun after it was complete; each host reads that of the other one. A volume begins as a
 // snapshot, is written, and the snapshot stays as it is. No leg is lost.
 func TestScenarioSnapshots(t *testing.T) {
-	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, DriveSize: "1GiB", TargetFlags: []string{"--datapath", "user"}})
+	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, DriveSize: "4GiB", TargetFlags: []string{"--datapath", "user"}})
 	hosts := []*snapHost{{volume: "db1", machine: b.Clients[0], path: "kernel"}, {volume: "db2", machine: b.Clients[1], path: "user"}}
 	for _, h := range hosts {
 		b.Datapath(h.machine, h.path)

@@ -226,6 +226,15 @@ func (o options) toVerify(acknowledged map[uint64]uint64, batch uint64) iter.Seq
 // mostBad is the number of wrong blocks that are listed.
 const mostBad = 20
 
+// wrong says what is wrong with a block that holds the write want or a later one.
+func (o options) wrong(b []byte, n, want uint64) error {
+	got, err := parse(b, n)
+	if err == nil && (got < want || o.newest > 0 && got > o.newest) {
+		err = fmt.Errorf("holds write %d", got)
+	}
+	return err
+}
+
 func verify(o options, in io.Reader, out io.Writer) error {
 	acknowledged := map[uint64]uint64{}
 	for lines := bufio.NewScanner(in); lines.Scan(); {
@@ -253,10 +262,7 @@ func verify(o options, in io.Reader, out io.Writer) error {
 		}
 		for i := range count {
 			want, known := acknowledged[n+i]
-			got, err := parse(b[i*blockSize:(i+1)*blockSize], n+i)
-			if err == nil && (got < want || o.newest > 0 && got > o.newest) {
-				err = fmt.Errorf("holds write %d", got)
-			}
+			err := o.wrong(b[i*blockSize:(i+1)*blockSize], n+i, want)
 			if err == nil || err == errBlank && !known {
 				continue
 			}

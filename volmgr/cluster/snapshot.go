@@ -54,9 +54,10 @@ const (
 	// takeFor is the longest that all attempts may take, and maxAttempts how many there are.
 	takeFor     = time.Minute
 	maxAttempts = 5
-	// MaxSnapshots is how many snapshots a volume may have, and MaxGroup how many are taken at once.
+	// MaxSnapshots is how many snapshots a volume may have.
 	MaxSnapshots = 1024
-	MaxGroup     = 64
+	// MaxGroup is how many snapshots are taken at one moment.
+	MaxGroup = 64
 )
 
 // SnapshotOf says of what a snapshot was taken. It is never changed in place.

@@ -109,7 +109,9 @@ func (w *snapWorld) must(in Input) {
 	}
 }
 
-func (w *snapWorld) volume(name string) *Volume { return w.s.volumes.Get(w.s.idOf(block.VolumeName(name))) }
+func (w *snapWorld) volume(name string) *Volume {
+	return w.s.volumes.Get(w.s.idOf(block.VolumeName(name)))
+}
 
 // take asks for snapshots of db1, db2 or both.
 func (w *snapWorld) take(name string, of ...string) error {
