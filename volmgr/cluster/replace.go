@@ -179,6 +179,8 @@ func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]str
 		default:
 			t.retire(t.volume(id), l.ID, why)
 		}
+	case v.IsSnapshot():
+		t.loseLegs(id, column)
 	case !v.replaceable():
 	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")

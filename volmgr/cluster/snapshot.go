@@ -835,6 +835,33 @@ func (s *State) clonesBegin(v *Volume) string {
 	return ""
 }
 
+// ---- legs that are lost ----
+
+// A snapshot's legs are not made again elsewhere. One that is gone for good is forgotten if there is
+// another, so that its drive can be removed.
+
+// mayLose refuses to give up legs of a snapshot that can be read, or that no other leg stands in for.
+func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
+	for _, l := range legs {
+		if s.servable(l) || l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy)) {
+			return refused(ReasonDriveInUse, object, "holds %v of %s, and a snapshot's legs are not made again elsewhere", l, v.Name).
+				hint("delete the snapshot: `weft snapshot delete %s`; to keep what it holds, copy it to another volume before", v.Name)
+		}
+	}
+	return nil
+}
+
+// loseLegs forgets the legs of a snapshot's column that are gone for good.
+func (t *tx) loseLegs(id block.VolumeID, column int) {
+	for _, l := range t.peek(id).column(column) {
+		n, d := t.nodes.peek(l.Node), t.drives.peek(l.Drive)
+		gone := n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict
+		if gone && !t.s.servable(l) && t.others(t.peek(id), l) > 0 {
+			t.retire(t.volume(id), l.ID, t.leaving(l))
+		}
+	}
+}
+
 // ---- for people ----
 
 func (s *State) explainSnapshot(e *Explanation, v *Volume) {
@@ -849,7 +876,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	}
 	x := v.taking()
 	if x == nil {
-		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again", v.Snapshot.Name))
+		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again elsewhere", v.Snapshot.Name))
 		return
 	}
 	e.Summary = fmt.Sprintf("%s is being taken: attempt %d of %d, %s", v.object(), x.Attempt, maxAttempts, strings.ToLower(string(x.Phase)))

@@ -680,3 +680,38 @@ func TestASnapshotAfterARestore(t *testing.T) {
 		t.Error("it is complete")
 	}
 }
+
+// A drive that is lost can be removed although a snapshot has a copy there, if it has another one. One that
+// can be read stays as long as the snapshot does.
+func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	for _, v := range []string{"db1", "db2"} {
+		w.must(Detach{Volume: v})
+		w.settle()
+		w.must(DeleteVolume{Volume: v})
+		w.settle()
+	}
+	snap := w.volume("db1@mon")
+	lost := snap.Legs[0]
+	var e *Error
+	if err := w.step(EvictDrive{lost.Drive}); !errors.As(err, &e) || !strings.Contains(e.Hint, "weft snapshot delete db1@mon") {
+		t.Fatalf("EvictDrive of a drive that is well = %v", err)
+	}
+	w.targets[lost.Node].down = true
+	w.must(TargetLost{Node: lost.Node, Session: 1})
+	w.must(ConfirmNodeDead{lost.Node})
+	w.must(EvictDrive{lost.Drive})
+	w.settle()
+	w.now = w.now.Add(awayLook)
+	w.settle()
+	if w.s.drives[lost.Drive] != nil {
+		t.Errorf("the drive is %+v", w.s.drives[lost.Drive])
+	}
+	if snap = w.volume("db1@mon"); snap == nil || snap.State != VolumeReady || len(snap.Legs) != 1 || !snap.Legs[0].trusted() {
+		t.Errorf("the snapshot is %+v", snap)
+	}
+}

@@ -98,8 +98,10 @@ func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
 		case v.State != VolumeReady:
 			return refused(ReasonNotReady, object, "holds legs of %s, which is %s", v.Name, v.unready())
 		case v.IsSnapshot():
-			return refused(ReasonDriveInUse, object, "holds legs of %s, and a snapshot's are not moved", v.Name).
-				hint("delete the snapshot, or copy it to a volume: `weft snapshot delete %s`", v.Name)
+			if err := s.mayLose(object, v, legs[id]); err != nil {
+				return err
+			}
+			continue
 		case !v.replaceable():
 			return refused(ReasonDriveInUse, object, "holds legs of %s, which has a single copy of its data", v.Name).
 				hint("a volume of one copy is not moved: copy what it holds to a new volume and delete it")
