@@ -207,8 +207,8 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if o.replaceAfter == 0 {
 		c.ReplaceAfter = -1
 	}
-	if o.holdFor <= 0 || o.holdFor > cluster.MaxHoldFor {
-		return fmt.Errorf("--snapshot-hold %v: must be above 0, and %v at most", o.holdFor, cluster.MaxHoldFor)
+	if o.holdFor < 0 || o.holdFor > cluster.MaxHoldFor {
+		return fmt.Errorf("--snapshot-hold %v: must be %v at most", o.holdFor, cluster.MaxHoldFor)
 	}
 	more, err := o.consoleParts(keys, listener, log)
 	if err != nil {
