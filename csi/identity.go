@@ -4,9 +4,12 @@ package csi
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"weft.dev/weft/proto/pb"
@@ -53,4 +56,24 @@ func (s *identityServer) Probe(ctx context.Context, _ *csi.ProbeRequest) (*csi.P
 		logOf(ctx).Debug("manager does not answer", "err", err)
 	}
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(err == nil)}, nil
+}
+
+// aliveTime is the longest that a working driver takes to answer a Probe: it asks the manager, and
+// a silent manager is not the driver's fault.
+const aliveTime = 5 * time.Second
+
+// Alive reports whether a driver, ready or not, answers on the unix socket at this path. A liveness
+// check sees the same as the CO's own calls.
+func Alive(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, aliveTime)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("connect to %s: %w", socket, err)
+	}
+	defer conn.Close()
+	if _, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}); err != nil {
+		return fmt.Errorf("probe the driver at %s: %w", socket, err)
+	}
+	return nil
 }
