@@ -58,6 +58,10 @@ var controllerServes = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 	csi.ControllerServiceCapability_RPC_GET_VOLUME,
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
@@ -95,9 +99,18 @@ func (s *controllerServer) cluster(ctx context.Context) (string, error) {
 	return st.ClusterId, nil
 }
 
-// volume finds a volume by its id. It returns NotFound for a malformed id, and for a volume that is
-// being deleted.
+// volume finds a volume or a snapshot by its id. It returns NotFound for a malformed id, and for a
+// volume that is being deleted.
 func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, error) {
+	v, err := s.found(ctx, id)
+	if err == nil && v.State == pb.VolumeState_VOLUME_STATE_DELETING {
+		return nil, status.Errorf(codes.NotFound, "volume %s: not found", id)
+	}
+	return v, err
+}
+
+// found is volume, also for one that is being deleted.
+func (s *controllerServer) found(ctx context.Context, id string) (*pb.Volume, error) {
 	if id == "" {
 		return nil, status.Error(codes.InvalidArgument, "volume_id: missing")
 	}
@@ -110,7 +123,7 @@ func (s *controllerServer) volume(ctx context.Context, id string) (*pb.Volume, e
 		return nil, fromManager("volume "+id, err)
 	}
 	// The manager accepts names too, and prefers the name where both fit.
-	if v.Id != id || v.State == pb.VolumeState_VOLUME_STATE_DELETING {
+	if v.Id != id {
 		return nil, missing
 	}
 	return v, nil

@@ -63,7 +63,7 @@ func (s *controllerServer) ControllerGetVolumeHealth(ctx context.Context, r *csi
 // ControllerListVolumeHealth lists the volumes that have a problem.
 func (s *controllerServer) ControllerListVolumeHealth(ctx context.Context, r *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	wrong := func(v *pb.Volume) bool { return len(volumeHealth(v).HealthStatuses) > 0 }
-	page, next, err := s.listed(ctx, r.GetMaxEntries(), r.GetStartingToken(), wrong)
+	page, next, err := s.listed(ctx, &pb.ListVolumesRequest{}, r.GetMaxEntries(), r.GetStartingToken(), wrong)
 	if err != nil {
 		return nil, err
 	}

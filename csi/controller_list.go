@@ -54,7 +54,7 @@ func parseToken(token string) (cursor, error) {
 
 // listed returns the volumes of one page, and the token of the next. It omits volumes that are
 // being deleted, which no longer exist for a CO, and those that keep rejects.
-func (s *controllerServer) listed(ctx context.Context, most int32, token string, keep func(*pb.Volume) bool) (page []*pb.Volume, next string, err error) {
+func (s *controllerServer) listed(ctx context.Context, what *pb.ListVolumesRequest, most int32, token string, keep func(*pb.Volume) bool) (page []*pb.Volume, next string, err error) {
 	if most < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries: %d is negative", most)
 	}
@@ -64,7 +64,7 @@ func (s *controllerServer) listed(ctx context.Context, most int32, token string,
 			return nil, "", err
 		}
 	}
-	all, err := s.cfg.Manager.ListVolumes(ctx, &pb.ListVolumesRequest{})
+	all, err := s.cfg.Manager.ListVolumes(ctx, what)
 	if err != nil {
 		return nil, "", fromManager("list volumes", err)
 	}
@@ -97,7 +97,7 @@ func sortedVolumes(all []*pb.Volume, after cursor, keep func(*pb.Volume) bool) (
 
 // ListVolumes lists the cluster's volumes, including those that the driver did not create.
 func (s *controllerServer) ListVolumes(ctx context.Context, r *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	page, next, err := s.listed(ctx, r.GetMaxEntries(), r.GetStartingToken(), func(*pb.Volume) bool { return true })
+	page, next, err := s.listed(ctx, &pb.ListVolumesRequest{}, r.GetMaxEntries(), r.GetStartingToken(), func(*pb.Volume) bool { return true })
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (s *controllerServer) ListVolumes(ctx context.Context, r *csi.ListVolumesRe
 }
 
 func csiVolume(v *pb.Volume) *csi.Volume {
-	return &csi.Volume{VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes)}
+	return &csi.Volume{VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes), ContentSource: sourceOf(v).csi()}
 }
 
 // publishedNodes lists all nodes that may have the volume, including those that are releasing it.

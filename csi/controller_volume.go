@@ -24,16 +24,21 @@ type creation struct {
 	params  parameters
 	place   placement
 	mutable *pb.UpdateVolumeRequest
+	source  contentSource
+
+	class        map[string]string // the parameters as given
+	capabilities []*csi.VolumeCapability
+	text         string // the parameters, with what the request says of them alone
 }
 
 // parseCreate checks everything that can be checked without the manager.
 func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err error) {
-	c.name = r.GetName()
-	switch {
-	case c.name == "":
+	c.name, c.class, c.capabilities = r.GetName(), r.GetParameters(), r.GetVolumeCapabilities()
+	if c.name == "" {
 		return c, status.Error(codes.InvalidArgument, "name: missing")
-	case r.GetVolumeContentSource() != nil:
-		return c, status.Error(codes.InvalidArgument, "volume_content_source: snapshots and clones are not supported")
+	}
+	if c.source, err = parseSource(r.GetVolumeContentSource()); err != nil {
+		return c, err
 	}
 	if c.params, err = parseParameters(r.GetParameters()); err != nil {
 		return c, err
@@ -44,7 +49,11 @@ func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err 
 	// A VolumeAttributesClass says more of a volume than its StorageClass.
 	c.params.copies = cmp.Or(c.mutable.Copies, c.params.copies)
 	c.params.authentication = cmp.Or(c.mutable.Authentication, c.params.authentication)
-	if err := checkCapabilities(r.GetVolumeCapabilities(), c.params.copies, c.params.fsType); err != nil {
+	copies := c.params.copies
+	if c.source.kind != "" {
+		copies = 1 // are those of the source: see like
+	}
+	if err := checkCapabilities(c.capabilities, copies, c.params.fsType); err != nil {
 		return c, err
 	}
 	if c.sizes, err = parseRange(r.GetCapacityRange()); err != nil {
@@ -54,6 +63,7 @@ func parseCreate(r *csi.CreateVolumeRequest, clusterID string) (c creation, err 
 		return c, err
 	}
 	c.place, err = parseTopology(clusterID, r.GetAccessibilityRequirements())
+	c.text = c.params.text(c.place)
 	return c, err
 }
 
@@ -61,7 +71,10 @@ func (c creation) doing() string { return "create volume " + c.name }
 
 // request is the request to the manager.
 func (c creation) request() *pb.CreateVolumeRequest {
-	labels := map[string]string{labelName: c.name, labelParameters: c.params.text(c.place)}
+	labels := map[string]string{labelName: c.name, labelParameters: c.text}
+	if c.source.kind != "" {
+		labels[labelSource] = c.source.text()
+	}
 	maps.Copy(labels, c.params.about)
 	maps.Copy(labels, c.mutable.SetLabels)
 	return &pb.CreateVolumeRequest{
@@ -78,10 +91,12 @@ func (c creation) differs(v *pb.Volume) error {
 	conflict := func(format string, args ...any) error {
 		return status.Errorf(codes.AlreadyExists, "%s: volume %s exists, %s", c.doing(), v.Id, fmt.Sprintf(format, args...))
 	}
-	have, want := v.Labels[labelParameters], c.params.text(c.place)
+	have, want := v.Labels[labelParameters], c.text
 	switch {
 	case v.Labels[labelName] != c.name:
 		return conflict("but was not created by this driver for this name")
+	case sourceOf(v) != c.source:
+		return conflict("created from %q, requested from %q", sourceOf(v).text(), c.source.text())
 	case have != want:
 		return conflict("created with %s, requested with %s", have, want)
 	case !c.sizes.holds(block.Size(v.SizeBytes)):
@@ -115,8 +130,11 @@ func (s *controllerServer) CreateVolume(ctx context.Context, r *csi.CreateVolume
 	if v, err = s.created(ctx, v); err != nil {
 		return nil, err
 	}
+	if err := s.dropOf(ctx, v); err != nil {
+		return nil, err
+	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
-		VolumeId: v.Id, CapacityBytes: int64(v.SizeBytes), VolumeContext: c.params.volumeContext(),
+		VolumeId: v.Id, ContentSource: c.source.csi(), CapacityBytes: int64(v.SizeBytes), VolumeContext: c.params.volumeContext(),
 		AccessibleTopology: c.place.accessible(clusterID),
 	}}, nil
 }
@@ -142,13 +160,12 @@ func (s *controllerServer) scheduled(ctx context.Context, v *pb.Volume, c creati
 // volume that has since grown or got other labels is still the requested one.
 func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Volume, error) {
 	v, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: string(volumeName(c.name))})
-	if status.Code(err) == codes.NotFound {
-		v, err = s.cfg.Manager.CreateVolume(ctx, c.request())
-		if err != nil {
-			return nil, s.creationRefused(ctx, c, err)
+	switch {
+	case status.Code(err) == codes.NotFound:
+		if v, err = s.create(ctx, c); err != nil {
+			return nil, err
 		}
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fromManager(c.doing(), err)
 	}
 	logVolume(ctx, v.Id)
@@ -156,6 +173,18 @@ func (s *controllerServer) findOrCreate(ctx context.Context, c creation) (*pb.Vo
 		return nil, status.Errorf(codes.Aborted, "%s: volume %s, which had the name, is being deleted", c.doing(), v.Id)
 	}
 	return v, c.differs(v)
+}
+
+// create creates the volume of a request.
+func (s *controllerServer) create(ctx context.Context, c creation) (*pb.Volume, error) {
+	if c.source.kind != "" {
+		return s.clone(ctx, c)
+	}
+	v, err := s.cfg.Manager.CreateVolume(ctx, c.request())
+	if err != nil {
+		return nil, s.creationRefused(ctx, c, err)
+	}
+	return v, nil
 }
 
 // creationRefused adds the distinctions that the manager's answer does not make.
@@ -236,16 +265,41 @@ func (s *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolume
 		return nil, err
 	}
 	defer end()
-	switch _, err := s.volume(ctx, id); {
+	v, err := s.found(ctx, id)
+	switch {
 	case status.Code(err) == codes.NotFound:
 		return &csi.DeleteVolumeResponse{}, nil
 	case err != nil:
 		return nil, err
+	case v.Snapshot != nil:
+		return nil, status.Errorf(codes.InvalidArgument, "volume_id: %s (%s) is a snapshot and no volume", id, v.Name)
 	}
-	if _, err := s.cfg.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: id}); err != nil && status.Code(err) != codes.NotFound {
-		return nil, fromManager("delete volume "+id, err)
+	if v.State != pb.VolumeState_VOLUME_STATE_DELETING {
+		if err := s.deleteWhole(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	// The manager keeps the snapshot of a clone that is being created, until now.
+	if err := s.dropOf(ctx, v); err != nil {
+		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// deleteWhole deletes a volume, and what clones of it left: nobody looks for that any more.
+func (s *controllerServer) deleteWhole(ctx context.Context, v *pb.Volume) error {
+	doing := "delete volume " + v.Id
+	if v.Thin {
+		all, err := s.cfg.Manager.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true, Of: v.Id})
+		if err != nil && status.Code(err) != codes.NotFound {
+			return fromManager(doing, err)
+		}
+		s.sweep(ctx, all.GetVolumes(), v.Id, s.now())
+	}
+	if _, err := s.cfg.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v.Id}); err != nil && status.Code(err) != codes.NotFound {
+		return fromManager(doing, err)
+	}
+	return nil
 }
 
 // ValidateVolumeCapabilities confirms what the volume supports, whatever it was created for.

@@ -20,6 +20,10 @@ const (
 	// labelParameters holds the parameters of a new volume, to distinguish a repeated request from
 	// a different one with the same name.
 	labelParameters = ownLabels + "parameters"
+	// labelSource holds what a new volume began as: "snapshot:ID" or "volume:ID".
+	labelSource = ownLabels + "source"
+	// labelClone marks a snapshot taken for a clone, and holds the CO's name of the clone.
+	labelClone = ownLabels + "clone"
 )
 
 // A CO's name has up to 128 characters of any kind; a volume's has at most 63 from a small set. A

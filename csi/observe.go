@@ -75,7 +75,7 @@ func logVolume(ctx context.Context, id string) {
 var quiet = map[string]bool{
 	"Probe": true, "GetPluginInfo": true, "GetPluginCapabilities": true,
 	"ControllerGetCapabilities": true, "NodeGetCapabilities": true, "NodeGetInfo": true,
-	"GetCapacity": true, "ListVolumes": true, "ControllerGetVolume": true,
+	"GetCapacity": true, "ListSnapshots": true, "GetSnapshot": true, "ListVolumes": true, "ControllerGetVolume": true,
 	"ControllerGetVolumeHealth": true, "ControllerListVolumeHealth": true,
 	"NodeGetVolumeStats": true, "NodeGetVolumeHealth": true, "NodeGetStorageHealth": true,
 }
