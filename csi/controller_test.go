@@ -3,6 +3,7 @@
 package csi
 
 import (
+	gocmp "cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -52,7 +53,7 @@ func testController(m pb.ManagerClient, change ...func(*Config)) *controllerServ
 func createRequest(name string, change ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
 	r := &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{capability(multiWriter, "ext4", false)},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, Parameters: map[string]string{"copies": "2"},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30}, Parameters: map[string]string{"copies": "2", "thin": "true"},
 	}
 	for _, f := range change {
 		f(r)
@@ -71,31 +72,57 @@ var notFinal = []codes.Code{codes.Unavailable, codes.Aborted, codes.DeadlineExce
 // however often it is made.
 var walk = []struct {
 	rpc  string
+	key  string // the operation that it is, if not one on the first volume
 	call func(context.Context, *controllerServer) (proto.Message, error)
 }{
-	{"CreateVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"CreateVolume", "pvc-1", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.CreateVolume(ctx, createRequest("pvc-1"))
 	}},
-	{"ControllerPublishVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"ControllerPublishVolume", "", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.ControllerPublishVolume(ctx, publishRequest(firstID, "n1"))
 	}},
-	{"ControllerExpandVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"ControllerExpandVolume", "", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 			VolumeId: firstID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}, VolumeCapability: capability(multiWriter, "", true),
 		})
 	}},
-	{"ControllerModifyVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"ControllerModifyVolume", "", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: firstID, MutableParameters: map[string]string{"labels.tier": "gold", "copies": "3", "rebuildRate": "100MiB"}})
 	}},
-	{"ControllerUnpublishVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"CreateSnapshot", "snapshot snap-1", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "snap-1"})
+	}},
+	{"CreateVolume", "pvc-2", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.CreateVolume(ctx, createRequest("pvc-2", fromSnapshot(snapshotID), sized(3<<30)))
+	}},
+	{"CreateVolume", "pvc-3", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.CreateVolume(ctx, createRequest("pvc-3", fromVolume(firstID), sized(2<<30)))
+	}},
+	{"DeleteSnapshot", snapshotID, func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: snapshotID})
+	}},
+	{"DeleteVolume", restoredID, func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: restoredID})
+	}},
+	{"DeleteVolume", clonedID, func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+		return s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: clonedID})
+	}},
+	{"ControllerUnpublishVolume", "", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: firstID, NodeId: "n1"})
 	}},
-	{"DeleteVolume", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
+	{"DeleteVolume", "", func(ctx context.Context, s *controllerServer) (proto.Message, error) {
 		return s.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: firstID})
 	}},
 }
 
-const firstID = "00000000-0000-4000-8000-000000000001"
+// The volumes of the walk, in the order in which they are made; the snapshot for the clone is between
+// the last two.
+const (
+	firstID    = "00000000-0000-4000-8000-000000000001"
+	snapshotID = "00000000-0000-4000-8000-000000000002"
+	restoredID = "00000000-0000-4000-8000-000000000003"
+	clonedID   = "00000000-0000-4000-8000-000000000005"
+)
 
 // walked makes the first steps of the walk without interruption.
 func walked(t *testing.T, m *fakeManager, steps int) {
@@ -231,11 +258,7 @@ func TestOperationsOnOneVolumeDoNotOverlap(t *testing.T) {
 		m := newFakeManager()
 		walked(t, m, i)
 		s := testController(m)
-		key := firstID
-		if step.rpc == "CreateVolume" {
-			key = "pvc-1"
-		}
-		end, err := s.ops.start(key, "SomeRPC")
+		end, err := s.ops.start(gocmp.Or(step.key, firstID), "SomeRPC")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,6 +42,8 @@ type fakeManager struct {
 	forced  int      // detaches
 	calls   []string // methods, in order
 	stuck   bool     // nodes do not release volumes, and targets do not answer
+	broken  string   // why no snapshot can be taken; empty: they can
+	keeps   bool     // what is deleted stays, since a target is down
 
 	fate func(call int, method string) fate // nil: delivered
 	fail func(method string) error          // nil, or returning nil: the call is carried out
@@ -99,8 +101,14 @@ func refusedFor(reason, text string) error {
 func (m *fakeManager) step(v *pb.Volume) {
 	switch a := v.Attachment; {
 	case m.stuck:
+	case v.State == pb.VolumeState_VOLUME_STATE_CREATING && v.Snapshot != nil && m.broken != "":
+		v.State, v.Failed = pb.VolumeState_VOLUME_STATE_DELETING, m.broken
 	case v.State == pb.VolumeState_VOLUME_STATE_CREATING:
 		v.State = pb.VolumeState_VOLUME_STATE_READY
+		if v.Snapshot != nil {
+			v.Snapshot.Taken = &timestamppb.Timestamp{Seconds: v.Created.Seconds, Nanos: 1}
+		}
+	case v.State == pb.VolumeState_VOLUME_STATE_DELETING && m.keeps:
 	case v.State == pb.VolumeState_VOLUME_STATE_DELETING:
 		delete(m.volumes, v.Id)
 	case v.ExpandingToBytes != 0:
@@ -156,10 +164,13 @@ func (m *fakeManager) GetVolume(_ context.Context, r *pb.GetVolumeRequest, _ ...
 	})
 }
 
-func (m *fakeManager) ListVolumes(context.Context, *pb.ListVolumesRequest, ...grpc.CallOption) (*pb.ListVolumesResponse, error) {
+func (m *fakeManager) ListVolumes(_ context.Context, r *pb.ListVolumesRequest, _ ...grpc.CallOption) (*pb.ListVolumesResponse, error) {
 	return called(m, "ListVolumes", func() (*pb.ListVolumesResponse, error) {
 		reply := &pb.ListVolumesResponse{}
 		for _, v := range m.volumes {
+			if (v.Snapshot != nil) != r.Snapshots || r.Of != "" && v.Snapshot.VolumeId != r.Of {
+				continue
+			}
 			reply.Volumes = append(reply.Volumes, proto.CloneOf(v))
 		}
 		return reply, nil
@@ -171,6 +182,9 @@ func (m *fakeManager) CreateVolume(_ context.Context, r *pb.CreateVolumeRequest,
 		if v, err := m.find(r.Name); err == nil {
 			return proto.CloneOf(v), nil
 		}
+		if r.From != "" {
+			return m.clone(r)
+		}
 		if r.SizeBytes*uint64(r.Copies) > 60<<30 {
 			return nil, withDetail(codes.ResourceExhausted, "volume "+r.Name+": no space", "NO_SPACE", "")
 		}
@@ -180,14 +194,65 @@ func (m *fakeManager) CreateVolume(_ context.Context, r *pb.CreateVolumeRequest,
 		if r.Pool != "default" {
 			return nil, withDetail(codes.NotFound, fmt.Sprintf("pool %s: not found", r.Pool), pb.ReasonNoPool, "")
 		}
-		m.made++
-		v := &pb.Volume{
-			Id: fmt.Sprintf("00000000-0000-4000-8000-%012d", m.made), Name: r.Name, SizeBytes: r.SizeBytes, Labels: maps.Clone(r.Labels),
+		return m.add(&pb.Volume{
+			Name: r.Name, SizeBytes: r.SizeBytes, Labels: maps.Clone(r.Labels), Thin: r.Thin,
 			Layout: &pb.Layout{Stripes: max(1, r.Stripes), Copies: r.Copies, ChunkBytes: r.ChunkBytes}, Pool: r.Pool, Spread: r.Spread,
-			State: pb.VolumeState_VOLUME_STATE_CREATING, Health: pb.Health_HEALTH_HEALTHY, Created: &timestamppb.Timestamp{Seconds: int64(m.made)},
+			Legs: []*pb.Leg{{Node: "n1"}},
+		}), nil
+	})
+}
+
+// add adds a volume that is being created.
+func (m *fakeManager) add(v *pb.Volume) *pb.Volume {
+	m.made++
+	v.Id, v.Created = fmt.Sprintf("00000000-0000-4000-8000-%012d", m.made), &timestamppb.Timestamp{Seconds: int64(m.made)}
+	v.State, v.Health = pb.VolumeState_VOLUME_STATE_CREATING, pb.Health_HEALTH_HEALTHY
+	m.volumes[v.Id] = v
+	return proto.CloneOf(v)
+}
+
+// like is a volume with the layout and place of another one.
+func like(o *pb.Volume) *pb.Volume {
+	return proto.CloneOf(&pb.Volume{
+		SizeBytes: o.SizeBytes, Layout: o.Layout, Pool: o.Pool, Spread: o.Spread, Formatted: o.Formatted, Legs: o.Legs,
+		Authentication: o.Authentication, Thin: true,
+	})
+}
+
+func (m *fakeManager) clone(r *pb.CreateVolumeRequest) (*pb.Volume, error) {
+	from, err := m.find(r.From)
+	switch {
+	case err != nil:
+		return nil, err
+	case from.State != pb.VolumeState_VOLUME_STATE_READY:
+		return nil, refusedFor("NOT_READY", "snapshot "+from.Name+": not ready")
+	case from.Snapshot == nil || r.Copies+r.Stripes > 0 || r.ChunkBytes > 0 || r.Pool+r.Spread != "" || r.Integrity || r.SizeBytes < from.SizeBytes:
+		return nil, withDetail(codes.InvalidArgument, "a clone has the layout and the place of its snapshot", "", "from")
+	case r.SizeBytes > 60<<30:
+		return nil, withDetail(codes.ResourceExhausted, "volume "+r.Name+": no space", "NO_SPACE", "")
+	}
+	v := like(from)
+	v.Name, v.SizeBytes, v.Labels, v.Authentication, v.CloneOf = r.Name, r.SizeBytes, maps.Clone(r.Labels), r.Authentication, from.Name
+	return m.add(v), nil
+}
+
+func (m *fakeManager) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest, _ ...grpc.CallOption) (*pb.CreateSnapshotsResponse, error) {
+	return called(m, "CreateSnapshots", func() (*pb.CreateSnapshotsResponse, error) {
+		origin, err := m.find(r.Snapshots[0].Volume)
+		if err != nil {
+			return nil, err
 		}
-		m.volumes[v.Id] = v
-		return proto.CloneOf(v), nil
+		name := origin.Name + "@" + r.Snapshots[0].Name
+		v, err := m.find(name)
+		switch {
+		case err == nil && v.State == pb.VolumeState_VOLUME_STATE_DELETING:
+			return nil, refusedFor("DELETING", "snapshot "+name+": is being deleted")
+		case err != nil:
+			v = like(origin)
+			v.Name, v.Labels, v.Snapshot = name, maps.Clone(r.Snapshots[0].Labels), &pb.SnapshotOf{VolumeId: origin.Id, VolumeName: origin.Name}
+			v = m.add(v)
+		}
+		return &pb.CreateSnapshotsResponse{Snapshots: []*pb.Volume{proto.CloneOf(v)}}, nil
 	})
 }
 
@@ -199,6 +264,10 @@ func (m *fakeManager) DeleteVolume(_ context.Context, r *pb.DeleteVolumeRequest,
 			return &pb.DeleteVolumeResponse{}, nil
 		case v.Attachment != nil:
 			return nil, refusedFor("ATTACHED", "volume "+v.Name+": attached to "+v.Attachment.Node)
+		case slices.ContainsFunc(slices.Collect(maps.Values(m.volumes)), func(c *pb.Volume) bool {
+			return c.CloneOf == v.Name && c.State == pb.VolumeState_VOLUME_STATE_CREATING
+		}):
+			return nil, refusedFor("NOT_READY", "snapshot "+v.Name+": a clone is being created")
 		}
 		v.State = pb.VolumeState_VOLUME_STATE_DELETING
 		return &pb.DeleteVolumeResponse{}, nil
