@@ -3,7 +3,8 @@
 // Package csi is Weft's CSI driver: it provides the volumes of a Weft cluster to containers, over
 // version 1.13 of the Container Storage Interface.
 //
-//	 external-provisioner, -attacher, -resizer            kubelet
+//	 external-provisioner, -attacher, -resizer,
+//	 -snapshotter                                         kubelet
 //	          │ controller service                          │ node service, registration
 //	┌─────────▼──────────┐                       ┌──────────▼──────────┐
 //	│ weft csi           │                       │ weft csi            │
@@ -40,5 +41,8 @@
 //     only when its attachment is gone and fenced (node_unstage.go).
 //   - A call that hangs in the kernel blocks its volume, and nothing else: it ends at
 //     its deadline and says what is still under way.
+//   - A snapshot is answered when it is complete, and one that failed is begun anew. No id of a
+//     volume deletes it as a snapshot, nor the reverse (controller_snapshot.go).
+//   - A clone has the layout and place of its source, or is refused (controller_clone.go).
 //   - The driver advertises nothing that it does not support.
 package csi

@@ -47,7 +47,8 @@ func known(fsType, option string) bool {
 // mountOptions returns the options for staging a volume. The flags come from a capability; the
 // error has code InvalidArgument and names the bad option.
 //
-// nouuid is for clones of one volume on one node, which share a UUID.
+// nouuid is for clones, which have the UUID of their origin: xfs refuses to mount both on one node. The
+// origin gets it too, since a clone may be there first.
 func mountOptions(fsType string, flags []string, readOnly bool) ([]string, error) {
 	var options []string
 	for _, flag := range flags {
