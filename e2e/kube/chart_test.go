@@ -91,7 +91,7 @@ func TestChartRunsWeft(t *testing.T) {
 	}
 	l.must(l.awaitDriver())
 
-	l.Apply(claim{name: "data", class: "weft-mirrored"}.String() + pod{name: "user", claim: "data"}.String())
+	l.Apply(claim{name: "data", class: "weft-mirrored"}.String() + pod{name: "user", claim: "data", node: "n1"}.String())
 	ready(l, "user")
 	sh(l, "user", "echo here it is > /data/file; sync")
 	t.Logf("a pod has its volume after %v", time.Since(start).Round(time.Millisecond))
