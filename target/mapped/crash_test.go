@@ -277,7 +277,9 @@ func (w *world) step(before func()) error {
 		head, snap := w.pick(heads), w.pick(snaps)
 		w.m.objects[head] = slices.Clone(w.m.objects[snap])
 		w.m.may[head] = nil
-		w.close(head)
+		if w.r.IntN(2) == 0 {
+			w.close(head)
+		}
 		before()
 		return w.t.Restore(head, snap)
 	case x < 82 && len(snaps) > 0:

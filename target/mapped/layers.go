@@ -193,11 +193,22 @@ func (t *Tree) Create(leg block.UUID, size block.Size, note []byte) error {
 	return nil
 }
 
-// Restore makes a leg what one of the tree's snapshots is. What was written since is deleted; freeze
-// it first to keep it. The leg must be closed (ErrInUse).
+// Restore makes a leg what one of the tree's snapshots is; what is beyond the snapshot's end reads as
+// zeroes. What was written since is deleted; freeze it first to keep it. Writes are held back while it
+// takes place, and reads that are under way find the one or the other. ErrUnknown and ErrState change
+// nothing.
 func (t *Tree) Restore(leg, snapshot block.UUID) error {
 	t.admin.Lock()
 	defer t.admin.Unlock()
+	var open *Leg
+	if head := t.super.layer(leg); head != nil {
+		open = t.openLeg(head.ID)
+	}
+	if open != nil {
+		open.writes.shut()
+		defer open.writes.open()
+	}
+	next := t.super.next
 	err := t.change(func(s *super) error {
 		head, from := s.layer(leg), s.layer(snapshot)
 		switch {
@@ -205,14 +216,22 @@ func (t *Tree) Restore(leg, snapshot block.UUID) error {
 			return ErrUnknown
 		case head.State != StateOpen || from.State != StateFrozen:
 			return ErrState
-		case t.openLeg(head.ID) != nil:
-			return ErrInUse
 		}
 		head.State = StateDoomed
 		return s.add(Layer{Parent: from.ID, State: StateOpen, Object: leg, Size: max(head.Size, from.Size), Note: head.Note})
-	}, func() {})
+	}, func() {
+		if open != nil {
+			open.moveTo(next)
+			open.lookNowhere() // what was over the snapshot must not be found
+		}
+	})
 	if err != nil {
 		return fmt.Errorf("restore %v to %v: %w", leg, snapshot, err)
+	}
+	if open != nil {
+		t.lockAll()
+		defer t.unlockAll()
+		open.lookAnew()
 	}
 	return nil
 }

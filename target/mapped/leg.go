@@ -46,14 +46,22 @@ func (t *Tree) Leg(object block.UUID) (*Leg, error) {
 	t.lockAll()
 	defer t.unlockAll()
 	top := make([]atomic.Uint32, chunksOf(l.Size))
-	for c := range top {
-		if b := t.stripe(uint32(c)).busy[uint32(c)]; b == nil || !b.quiet {
-			top[c].Store(t.topOf(leg.layer, uint32(c)))
-		}
-	}
 	leg.top.Store(&top)
+	leg.lookAnew()
 	t.legs = append(t.legs, leg)
 	return leg, nil
+}
+
+// lookAnew finds, for all chunks, where look-ups begin. The caller holds all stripes.
+func (l *Leg) lookAnew() {
+	top := *l.top.Load()
+	for c := range top {
+		at := uint32(0)
+		if b := l.tree.stripe(uint32(c)).busy[uint32(c)]; b == nil || !b.quiet {
+			at = l.tree.topOf(l.layer, uint32(c))
+		}
+		top[c].Store(at)
+	}
 }
 
 // Close waits for the I/O under way. Later I/O fails with block.ErrGone.
@@ -80,6 +88,14 @@ func (l *Leg) moveTo(id uint32) {
 		if was := top[c].Load(); was&ownBit != 0 {
 			top[c].Store(was &^ ownBit)
 		}
+	}
+}
+
+// lookNowhere has all look-ups made under the stripes. The caller holds all of them.
+func (l *Leg) lookNowhere() {
+	top := *l.top.Load()
+	for c := range top {
+		top[c].Store(0)
 	}
 }
 
