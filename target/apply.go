@@ -138,7 +138,12 @@ func (t tools) putLeg(o putLeg) error {
 		if cause := unrooted(o.leg, l); cause != "" { // it would get a tree of its own
 			return errors.New(cause)
 		}
-		return l.PutLeg(newRecord(legRecord(l, o.leg.id), o, t.boot))
+		old := legRecord(l, o.leg.id)
+		again := o.leg.restores() && old.GetRevision() < o.leg.GetRevision()
+		if err := l.PutLeg(newRecord(old, o, t.boot)); err != nil || !again {
+			return err
+		}
+		return l.Unprepared(o.leg.id)
 	})
 }
 

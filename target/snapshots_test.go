@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,7 @@ func (w wish) removed(n byte) wish {
 const (
 	freeze = pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE
 	clone  = pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE
+	back   = pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE
 )
 
 // ---- plans ----
@@ -116,6 +118,40 @@ func TestALegWithAnOriginIsPlanned(t *testing.T) {
 		}
 		if report.GetReady() || report.GetError() != "" || len(problems) > 0 {
 			t.Errorf("%s: reported as %v, with problems %v", name, report, problems)
+		}
+	}
+}
+
+// A leg goes back to a snapshot once for each revision: first its record says that it is not prepared.
+func TestALegThatGoesBackIsPlanned(t *testing.T) {
+	w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 3).thin().from(1, back, false)
+	record := w.recorded(1, true)
+	for name, c := range map[string]struct {
+		revision uint64
+		prepared bool
+		want     string // a part of the only order; empty: none
+		ready    bool
+	}{
+		"its turn":       {2, true, "revision 3 of leg", false},
+		"was cut off":    {2, false, "revision 3 of leg", false},
+		"its moment":     {3, false, "what leg " + legID(1).String() + " holds", false},
+		"it has":         {3, true, "", true},
+		"it is newer":    {4, true, "", false},
+		"newer, not yet": {4, false, "", false},
+	} {
+		record.Revision, record.Zeroed = c.revision, c.prepared
+		orders, report, _ := planned(w, []*pb.LegLabel{w.recorded(0, true), record}, nil)
+		var about []string
+		for _, o := range orders {
+			if _, maps := o.(mapLeg); !maps {
+				about = append(about, o.String())
+			}
+		}
+		if c.want == "" && len(about) > 0 || c.want != "" && !slices.ContainsFunc(about, func(o string) bool { return strings.Contains(o, c.want) }) {
+			t.Errorf("%s: orders %v, want %q", name, about, c.want)
+		}
+		if report.GetReady() && !c.ready {
+			t.Errorf("%s: it is ready", name)
 		}
 	}
 }
@@ -296,12 +332,34 @@ func TestAHostReadsASnapshot(t *testing.T) {
 	c, leg = w.leg(1, 1, 0)
 	s, frozen = w.leg(2, 1, 0)
 	read(frozen, "c")
+
 	s.Cut()
-	w.manager.set(wholeDrive(origin().leg(2, 1, 0, 0).thin().removed(2)))
-	w.until("the snapshot gone", func(r *pb.TargetReport) bool { return !isRecorded(2)(r) && exportsReady(1)(r) })
-	read(leg, "d")
 	c.Cut()
-	w.manager.set(wholeDrive(want().leg(1, 1, 1, 0).thin().removed(1)))
+	goesBack := func() wish { return want().leg(2, 1, 0, 0).leg(1, 1, 2, 1).admit(1, 2) }
+	w.manager.set(wholeDrive(goesBack().thin().from(2, back, false)))
+	isBack := func(*pb.TargetReport) bool {
+		l := w.record(legID(1).String())
+		return l.GetRevision() == 1 && l.GetZeroed()
+	}
+	w.until("the origin back at its snapshot", isBack)
+	w.manager.set(wholeDrive(goesBack().export(1, 2, 1).thin()))
+	w.until("its export", exportsReady(1))
+	c, leg = w.leg(1, 2, 1)
+	read(leg, "c")
+	write("e")
+	c.Cut()
+	w.stop()
+	w.serveFiles()
+	w.manager.set(wholeDrive(goesBack().export(1, 2, 1).thin().from(2, back, false))) // late, and to another process
+	w.until("its export again", exportsReady(1))
+	c, leg = w.leg(1, 2, 1)
+	read(leg, "e")
+
+	w.manager.set(wholeDrive(goesBack().export(1, 2, 1).thin().removed(2)))
+	w.until("the snapshot gone", func(r *pb.TargetReport) bool { return !isRecorded(2)(r) && exportsReady(1)(r) })
+	read(leg, "e")
+	c.Cut()
+	w.manager.set(wholeDrive(want().leg(1, 1, 2, 1).thin().removed(1)))
 	w.until("the tree gone", func(r *pb.TargetReport) bool {
 		return len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetTrees()) == 0 && !isRecorded(1)(r)
 	})

@@ -140,6 +140,11 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 	return l, nil
 }
 
+// restores reports whether the leg is to be made again of a snapshot, once at this revision.
+func (l wantedLeg) restores() bool {
+	return l.origin.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE
+}
+
 // parseOrigin refuses kinds that it does not know: the leg would begin as something else.
 func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
 	if m.GetOrigin() == nil {
@@ -153,7 +158,7 @@ func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
 		return o, errors.New("the leg is in no tree")
 	case m.GetOrigin().GetLegId() == m.GetLegId():
 		return o, errors.New("it is the leg itself")
-	case o.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE && o.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
+	case o.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED || o.Kind > pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE:
 		return o, fmt.Errorf("kind %d: %w", o.Kind, errors.ErrUnsupported)
 	}
 	return o, nil

@@ -231,6 +231,9 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild), Thin: v.Thin,
 		CloneOf: string(v.CloneOf), Failed: v.Failed,
 	}
+	if x := v.Restoring; x != nil {
+		out.RestoringTo = string(x.Name)
+	}
 	if x := v.Snapshot; x != nil {
 		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), Taken: pbTime(x.Taken), GroupId: x.Group}
 	}
@@ -357,7 +360,7 @@ func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 		Spread: v.Spread, Labels: v.Labels, Epoch: uint64(v.Epoch), Generation: v.Generation, Clean: v.Clean,
 		InSyncLegs: list(v.InSync, block.LegID.String), SuspectLegs: list(v.Suspect, block.LegID.String), ExpandingToBytes: uint64(v.ExpandingTo),
 		OtherLegs: list(v.Others, block.LegID.String), ListsAllLegs: v.ListsAll, CrowdedColumns: list(v.Crowded, func(c int) uint32 { return uint32(c) }),
-		Quiet: v.Quiet, Writer: string(v.Writer),
+		Quiet: v.Quiet, Writer: string(v.Writer), RestoringToId: id(v.RestoringTo.UUID),
 	}
 	if v.Created != 0 {
 		out.Created = timestamppb.New(time.Unix(0, v.Created))
@@ -420,8 +423,11 @@ func pbOrigin(o cluster.LegOrigin) *pb.LegOrigin {
 		return nil
 	}
 	out := &pb.LegOrigin{LegId: o.Leg.String(), Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE, Wait: o.Wait}
-	if o.Clone {
+	switch {
+	case o.Clone:
 		out.Kind = pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE
+	case o.Restore:
+		out.Kind = pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE
 	}
 	return out
 }
@@ -693,6 +699,11 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 	}
 	if out.Snapshot, err = fromSnapshotOf(v.Snapshot); err != nil {
 		return out, err
+	}
+	if v.RestoringToId != "" {
+		if out.RestoringTo, err = field("drives.legs.volume.restoring_to_id", v.RestoringToId, block.ParseVolumeID); err != nil {
+			return out, err
+		}
 	}
 	if out.InSync, err = listErr(v.InSyncLegs, func(text string) (block.LegID, error) {
 		return field("drives.legs.volume.in_sync_legs", text, block.ParseLegID)

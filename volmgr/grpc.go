@@ -362,6 +362,11 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 	return call(ctx, m, in, pbVolume)
 }
 
+// RestoreVolume makes a volume what one of its snapshots holds.
+func (m *Manager) RestoreVolume(ctx context.Context, r *pb.RestoreVolumeRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.RestoreVolume{Volume: r.Volume, Snapshot: r.Snapshot, IfGeneration: r.IfGeneration}, pbVolume)
+}
+
 // CreateSnapshots takes snapshots at one moment.
 func (m *Manager) CreateSnapshots(ctx context.Context, r *pb.CreateSnapshotsRequest) (*pb.CreateSnapshotsResponse, error) {
 	in := cluster.CreateSnapshots{Seed: newSeed(), Snapshots: list(r.Snapshots, func(s *pb.NewSnapshot) cluster.NewSnapshot {

@@ -26,8 +26,8 @@ const (
 )
 
 // MappedText is how many bytes more the record of a mapped leg takes: those of its tree's id, and those
-// of the tree's own record without its runs of extents.
-const MappedText = 128
+// of the tree's own record without its runs of extents, and of the snapshot that the volume goes back to.
+const MappedText = 192
 
 // SnapshotText is how many bytes more the record of a snapshot's leg takes, without the name of the
 // volume of which it was taken.

@@ -92,6 +92,9 @@ const (
 	// that was acknowledged before, and never changes.
 	LegOriginKind_LEG_ORIGIN_KIND_FREEZE LegOriginKind = 1
 	LegOriginKind_LEG_ORIGIN_KIND_CLONE  LegOriginKind = 2 // it begins as the other leg, which is frozen
+	// It becomes what the other leg, which is frozen, holds, once for each revision of its record. It
+	// has begun before, and what it held is deleted.
+	LegOriginKind_LEG_ORIGIN_KIND_RESTORE LegOriginKind = 3
 )
 
 // Enum value maps for LegOriginKind.
@@ -100,11 +103,13 @@ var (
 		0: "LEG_ORIGIN_KIND_UNSPECIFIED",
 		1: "LEG_ORIGIN_KIND_FREEZE",
 		2: "LEG_ORIGIN_KIND_CLONE",
+		3: "LEG_ORIGIN_KIND_RESTORE",
 	}
 	LegOriginKind_value = map[string]int32{
 		"LEG_ORIGIN_KIND_UNSPECIFIED": 0,
 		"LEG_ORIGIN_KIND_FREEZE":      1,
 		"LEG_ORIGIN_KIND_CLONE":       2,
+		"LEG_ORIGIN_KIND_RESTORE":     3,
 	}
 )
 
@@ -1539,8 +1544,11 @@ type VolumeLabel struct {
 	// Columns that have one leg more than they have copies, while one is made again elsewhere.
 	CrowdedColumns []uint32    `protobuf:"varint,19,rep,packed,name=crowded_columns,json=crowdedColumns,proto3" json:"crowded_columns,omitempty"`
 	Snapshot       *SnapshotOf `protobuf:"bytes,20,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // unset: it is no snapshot
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The id of the snapshot to which the volume is going back: some of its legs may hold what that
+	// does, and others not. Empty: it is not going back.
+	RestoringToId string `protobuf:"bytes,21,opt,name=restoring_to_id,json=restoringToId,proto3" json:"restoring_to_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VolumeLabel) Reset() {
@@ -1711,6 +1719,13 @@ func (x *VolumeLabel) GetSnapshot() *SnapshotOf {
 		return x.Snapshot
 	}
 	return nil
+}
+
+func (x *VolumeLabel) GetRestoringToId() string {
+	if x != nil {
+		return x.RestoringToId
+	}
+	return ""
 }
 
 type LegReport struct {
@@ -5580,7 +5595,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
-	"\atree_id\x18\r \x01(\tR\x06treeId\"\xe9\x05\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\"\x91\x06\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -5607,7 +5622,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"other_legs\x18\x11 \x03(\tR\totherLegs\x12$\n" +
 	"\x0elists_all_legs\x18\x12 \x01(\bR\flistsAllLegs\x12'\n" +
 	"\x0fcrowded_columns\x18\x13 \x03(\rR\x0ecrowdedColumns\x12/\n" +
-	"\bsnapshot\x18\x14 \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x1a9\n" +
+	"\bsnapshot\x18\x14 \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x12&\n" +
+	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
@@ -5981,11 +5997,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fABILITY_UNKNOWN\x10\x01\x12\x0e\n" +
 	"\n" +
 	"ABILITY_NO\x10\x02\x12\x0f\n" +
-	"\vABILITY_YES\x10\x03*g\n" +
+	"\vABILITY_YES\x10\x03*\x84\x01\n" +
 	"\rLegOriginKind\x12\x1f\n" +
 	"\x1bLEG_ORIGIN_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LEG_ORIGIN_KIND_FREEZE\x10\x01\x12\x19\n" +
-	"\x15LEG_ORIGIN_KIND_CLONE\x10\x02*\x9d\x02\n" +
+	"\x15LEG_ORIGIN_KIND_CLONE\x10\x02\x12\x1b\n" +
+	"\x17LEG_ORIGIN_KIND_RESTORE\x10\x03*\x9d\x02\n" +
 	"\x0fAttachmentPhase\x12 \n" +
 	"\x1cATTACHMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_PHASE_CONNECTING\x10\x01\x12\x1f\n" +

@@ -3619,6 +3619,68 @@ func (x *CreateSnapshotsResponse) GetSnapshots() []*Volume {
 	return nil
 }
 
+type RestoreVolumeRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Volume   string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`     // name or id
+	Snapshot string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // "db1@mon", or its id
+	// The generation of the volume as the caller saw it; refused if it is another by now. So a call that
+	// is repeated does not undo what was written after it. 0: any.
+	IfGeneration  uint64 `protobuf:"varint,3,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreVolumeRequest) Reset() {
+	*x = RestoreVolumeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreVolumeRequest) ProtoMessage() {}
+
+func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
+func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *RestoreVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *RestoreVolumeRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *RestoreVolumeRequest) GetIfGeneration() uint64 {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return 0
+}
+
 // Segment is a part of the cluster: the nodes that have all of these labels.
 type Segment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3629,7 +3691,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3703,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3716,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3674,7 +3736,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3686,7 +3748,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3699,7 +3761,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3734,7 +3796,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3746,7 +3808,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3759,7 +3821,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -3837,7 +3899,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3849,7 +3911,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3862,7 +3924,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -3943,7 +4005,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4017,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4030,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -4031,7 +4093,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4105,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4118,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -4089,7 +4151,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4101,7 +4163,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4114,7 +4176,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -4136,7 +4198,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4148,7 +4210,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4161,7 +4223,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -4202,7 +4264,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4276,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4289,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -4253,7 +4315,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4265,7 +4327,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4278,7 +4340,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -4296,7 +4358,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4308,7 +4370,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4321,7 +4383,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 type ExplainVolumeRequest struct {
@@ -4333,7 +4395,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4345,7 +4407,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4358,7 +4420,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -4381,7 +4443,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4455,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4468,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4455,7 +4517,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4467,7 +4529,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4480,7 +4542,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4519,7 +4581,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4531,7 +4593,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4544,7 +4606,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4589,7 +4651,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4601,7 +4663,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4614,7 +4676,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4653,7 +4715,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4665,7 +4727,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4678,7 +4740,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 type ListAttachmentsRequest struct {
@@ -4692,7 +4754,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4766,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4779,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4751,7 +4813,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4763,7 +4825,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4776,7 +4838,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -4806,7 +4868,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4818,7 +4880,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4831,7 +4893,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -4879,7 +4941,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4891,7 +4953,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4904,7 +4966,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -4943,7 +5005,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5017,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5030,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Figures) GetName() string {
@@ -5065,7 +5127,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5077,7 +5139,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5090,7 +5152,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -5155,7 +5217,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5167,7 +5229,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5180,7 +5242,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -5228,7 +5290,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5302,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5315,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5280,7 +5342,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5292,7 +5354,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5305,7 +5367,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -5330,7 +5392,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5404,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5417,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
 }
 
 type BackupChunk struct {
@@ -5367,7 +5429,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5379,7 +5441,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5392,7 +5454,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5410,7 +5472,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5422,7 +5484,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5435,7 +5497,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
 }
 
 type SupportBundleChunk struct {
@@ -5447,7 +5509,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5521,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5534,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -5750,7 +5812,11 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x17CreateSnapshotsResponse\x12-\n" +
-	"\tsnapshots\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\tsnapshots\"z\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\tsnapshots\"o\n" +
+	"\x14RestoreVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12#\n" +
+	"\rif_generation\x18\x03 \x01(\x04R\fifGeneration\"z\n" +
 	"\aSegment\x124\n" +
 	"\x06labels\x18\x01 \x03(\v2\x1c.weft.v1.Segment.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
@@ -5897,7 +5963,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\xbf\x1b\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\x80\x1c\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -5947,7 +6013,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\fExpandVolume\x12\x1c.weft.v1.ExpandVolumeRequest\x1a\x0f.weft.v1.Volume\x12;\n" +
 	"\vScrubVolume\x12\x1b.weft.v1.ScrubVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
 	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12T\n" +
-	"\x0fCreateSnapshots\x12\x1f.weft.v1.CreateSnapshotsRequest\x1a .weft.v1.CreateSnapshotsResponse\x12=\n" +
+	"\x0fCreateSnapshots\x12\x1f.weft.v1.CreateSnapshotsRequest\x1a .weft.v1.CreateSnapshotsResponse\x12?\n" +
+	"\rRestoreVolume\x12\x1d.weft.v1.RestoreVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
 	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
 	"\x0fPromoteStaleLeg\x12\x1f.weft.v1.PromoteStaleLegRequest\x1a\x0f.weft.v1.Volume\x125\n" +
@@ -5975,7 +6042,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 100)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
 	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
@@ -6039,109 +6106,110 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*CreateSnapshotsRequest)(nil),     // 59: weft.v1.CreateSnapshotsRequest
 	(*NewSnapshot)(nil),                // 60: weft.v1.NewSnapshot
 	(*CreateSnapshotsResponse)(nil),    // 61: weft.v1.CreateSnapshotsResponse
-	(*Segment)(nil),                    // 62: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 63: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 64: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 65: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 66: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 67: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 68: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 69: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 70: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 71: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 72: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 73: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 74: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 75: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 76: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 77: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 78: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 79: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 80: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 81: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 82: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 83: weft.v1.Figures
-	(*Rates)(nil),                      // 84: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 85: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 86: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 87: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 88: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 89: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 90: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 91: weft.v1.SupportBundleChunk
-	nil,                                // 92: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 93: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 94: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 95: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 96: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 97: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 98: weft.v1.NewSnapshot.LabelsEntry
-	nil,                                // 99: weft.v1.Segment.LabelsEntry
-	nil,                                // 100: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 101: google.protobuf.Timestamp
-	(*Node)(nil),                       // 102: weft.v1.Node
-	(*Device)(nil),                     // 103: weft.v1.Device
-	(*Drive)(nil),                      // 104: weft.v1.Drive
-	(*Pool)(nil),                       // 105: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 106: google.protobuf.Duration
-	(*Attachment)(nil),                 // 107: weft.v1.Attachment
-	(Health)(0),                        // 108: weft.v1.Health
-	(LegState)(0),                      // 109: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 110: weft.v1.DrivePolicy
-	(*Volume)(nil),                     // 111: weft.v1.Volume
-	(*Place)(nil),                      // 112: weft.v1.Place
-	(AttachMode)(0),                    // 113: weft.v1.AttachMode
-	(*Event)(nil),                      // 114: weft.v1.Event
+	(*RestoreVolumeRequest)(nil),       // 62: weft.v1.RestoreVolumeRequest
+	(*Segment)(nil),                    // 63: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 64: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 65: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 66: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 67: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 68: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 69: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 70: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 71: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 72: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 73: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 74: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 75: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 76: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 77: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 78: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 79: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 80: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 81: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 82: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 83: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 84: weft.v1.Figures
+	(*Rates)(nil),                      // 85: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 86: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 87: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 88: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 89: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 90: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 91: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 92: weft.v1.SupportBundleChunk
+	nil,                                // 93: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 94: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 95: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 96: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 97: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 98: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 99: weft.v1.NewSnapshot.LabelsEntry
+	nil,                                // 100: weft.v1.Segment.LabelsEntry
+	nil,                                // 101: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*timestamppb.Timestamp)(nil),      // 102: google.protobuf.Timestamp
+	(*Node)(nil),                       // 103: weft.v1.Node
+	(*Device)(nil),                     // 104: weft.v1.Device
+	(*Drive)(nil),                      // 105: weft.v1.Drive
+	(*Pool)(nil),                       // 106: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 107: google.protobuf.Duration
+	(*Attachment)(nil),                 // 108: weft.v1.Attachment
+	(Health)(0),                        // 109: weft.v1.Health
+	(LegState)(0),                      // 110: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 111: weft.v1.DrivePolicy
+	(*Volume)(nil),                     // 112: weft.v1.Volume
+	(*Place)(nil),                      // 113: weft.v1.Place
+	(AttachMode)(0),                    // 114: weft.v1.AttachMode
+	(*Event)(nil),                      // 115: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
 	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	101, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	102, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
 	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	102, // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	92,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	102, // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
-	103, // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	104, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	93,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	94,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	105, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	103, // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	93,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	103, // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	104, // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	105, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	94,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	95,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	106, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
 	40,  // 13: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	95,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	106, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	96,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	107, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
 	46,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	107, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	108, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	108, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	108, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	109, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	109, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
 	47,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	109, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	110, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	110, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	96,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	105, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	97,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	62,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	62,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	110, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	111, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	111, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	97,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	106, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	98,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	63,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	63,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
 	60,  // 29: weft.v1.CreateSnapshotsRequest.snapshots:type_name -> weft.v1.NewSnapshot
-	98,  // 30: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
-	111, // 31: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
-	99,  // 32: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	112, // 33: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	100, // 34: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	62,  // 35: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	111, // 36: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	113, // 37: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	107, // 38: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	99,  // 30: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
+	112, // 31: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
+	100, // 32: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	113, // 33: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	101, // 34: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	63,  // 35: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	112, // 36: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	114, // 37: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	108, // 38: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
 	0,   // 39: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	106, // 40: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	83,  // 41: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	84,  // 42: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	84,  // 43: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	84,  // 44: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	84,  // 45: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	84,  // 46: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	114, // 47: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	107, // 40: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	84,  // 41: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	85,  // 42: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	85,  // 43: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	85,  // 44: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	85,  // 45: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	85,  // 46: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	115, // 47: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
 	1,   // 48: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
 	2,   // 49: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
 	5,   // 50: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
@@ -6175,77 +6243,79 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	56,  // 78: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
 	38,  // 79: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
 	58,  // 80: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	68,  // 81: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	69,  // 82: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	71,  // 83: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	63,  // 84: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	64,  // 85: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	65,  // 86: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	69,  // 81: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	70,  // 82: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	72,  // 83: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	64,  // 84: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	65,  // 85: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	66,  // 86: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
 	59,  // 87: weft.v1.Manager.CreateSnapshots:input_type -> weft.v1.CreateSnapshotsRequest
-	66,  // 88: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	73,  // 89: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	75,  // 90: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	76,  // 91: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	77,  // 92: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	79,  // 93: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	81,  // 94: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	85,  // 95: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	87,  // 96: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	88,  // 97: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	90,  // 98: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	17,  // 99: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,   // 100: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	6,   // 101: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	8,   // 102: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	10,  // 103: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	12,  // 104: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	15,  // 105: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	15,  // 106: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	19,  // 107: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	102, // 108: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	102, // 109: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	23,  // 110: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	25,  // 111: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
-	27,  // 112: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	29,  // 113: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	104, // 114: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	110, // 115: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	50,  // 116: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	52,  // 117: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	104, // 118: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	33,  // 119: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	104, // 120: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	102, // 121: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	102, // 122: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	102, // 123: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	43,  // 124: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
-	111, // 125: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	45,  // 126: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	105, // 127: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	55,  // 128: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	57,  // 129: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	39,  // 130: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	111, // 131: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	111, // 132: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	70,  // 133: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	72,  // 134: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	111, // 135: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	111, // 136: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	111, // 137: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	61,  // 138: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
-	67,  // 139: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	74,  // 140: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	111, // 141: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	107, // 142: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	78,  // 143: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	80,  // 144: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	82,  // 145: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	86,  // 146: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	114, // 147: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	89,  // 148: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	91,  // 149: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	99,  // [99:150] is the sub-list for method output_type
-	48,  // [48:99] is the sub-list for method input_type
+	62,  // 88: weft.v1.Manager.RestoreVolume:input_type -> weft.v1.RestoreVolumeRequest
+	67,  // 89: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	74,  // 90: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	76,  // 91: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	77,  // 92: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	78,  // 93: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	80,  // 94: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	82,  // 95: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	86,  // 96: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	88,  // 97: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	89,  // 98: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	91,  // 99: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	17,  // 100: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	3,   // 101: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	6,   // 102: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	8,   // 103: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	10,  // 104: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	12,  // 105: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	15,  // 106: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	15,  // 107: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	19,  // 108: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	103, // 109: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	103, // 110: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	23,  // 111: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	25,  // 112: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	27,  // 113: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	29,  // 114: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	105, // 115: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	111, // 116: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	50,  // 117: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	52,  // 118: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	105, // 119: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	33,  // 120: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	105, // 121: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	103, // 122: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	103, // 123: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	103, // 124: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	43,  // 125: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
+	112, // 126: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	45,  // 127: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	106, // 128: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	55,  // 129: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	57,  // 130: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	39,  // 131: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	112, // 132: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	112, // 133: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	71,  // 134: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	73,  // 135: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	112, // 136: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	112, // 137: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	112, // 138: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	61,  // 139: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
+	112, // 140: weft.v1.Manager.RestoreVolume:output_type -> weft.v1.Volume
+	68,  // 141: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	75,  // 142: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	112, // 143: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	108, // 144: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	79,  // 145: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	81,  // 146: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	83,  // 147: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	87,  // 148: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	115, // 149: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	90,  // 150: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	92,  // 151: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	100, // [100:152] is the sub-list for method output_type
+	48,  // [48:100] is the sub-list for method input_type
 	48,  // [48:48] is the sub-list for extension type_name
 	48,  // [48:48] is the sub-list for extension extendee
 	0,   // [0:48] is the sub-list for field type_name
@@ -6257,14 +6327,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[64].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[65].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   100,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -71,6 +71,7 @@ const (
 	Manager_ScrubVolume_FullMethodName        = "/weft.v1.Manager/ScrubVolume"
 	Manager_UpdateVolume_FullMethodName       = "/weft.v1.Manager/UpdateVolume"
 	Manager_CreateSnapshots_FullMethodName    = "/weft.v1.Manager/CreateSnapshots"
+	Manager_RestoreVolume_FullMethodName      = "/weft.v1.Manager/RestoreVolume"
 	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
 	Manager_PromoteStaleLeg_FullMethodName    = "/weft.v1.Manager/PromoteStaleLeg"
@@ -170,6 +171,10 @@ type ManagerClient interface {
 	// when the decision is durable: they are complete when they are READY. If they cannot be taken in
 	// some attempts, they are deleted again, and failed says why. A repeated call has no effect.
 	CreateSnapshots(ctx context.Context, in *CreateSnapshotsRequest, opts ...grpc.CallOption) (*CreateSnapshotsResponse, error)
+	// RestoreVolume makes a volume that no host has what one of its snapshots holds. What was written
+	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
+	// has gone back, and hosts can have it again, when restoring_to is empty.
+	RestoreVolume(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -604,6 +609,16 @@ func (c *managerClient) CreateSnapshots(ctx context.Context, in *CreateSnapshots
 	return out, nil
 }
 
+func (c *managerClient) RestoreVolume(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_RestoreVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Capacity)
@@ -827,6 +842,10 @@ type ManagerServer interface {
 	// when the decision is durable: they are complete when they are READY. If they cannot be taken in
 	// some attempts, they are deleted again, and failed says why. A repeated call has no effect.
 	CreateSnapshots(context.Context, *CreateSnapshotsRequest) (*CreateSnapshotsResponse, error)
+	// RestoreVolume makes a volume that no host has what one of its snapshots holds. What was written
+	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
+	// has gone back, and hosts can have it again, when restoring_to is empty.
+	RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -980,6 +999,9 @@ func (UnimplementedManagerServer) UpdateVolume(context.Context, *UpdateVolumeReq
 }
 func (UnimplementedManagerServer) CreateSnapshots(context.Context, *CreateSnapshotsRequest) (*CreateSnapshotsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSnapshots not implemented")
+}
+func (UnimplementedManagerServer) RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreVolume not implemented")
 }
 func (UnimplementedManagerServer) GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCapacity not implemented")
@@ -1755,6 +1777,24 @@ func _Manager_CreateSnapshots_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_RestoreVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).RestoreVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_RestoreVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).RestoreVolume(ctx, req.(*RestoreVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_GetCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetCapacityRequest)
 	if err := dec(in); err != nil {
@@ -2098,6 +2138,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateSnapshots",
 			Handler:    _Manager_CreateSnapshots_Handler,
+		},
+		{
+			MethodName: "RestoreVolume",
+			Handler:    _Manager_RestoreVolume_Handler,
 		},
 		{
 			MethodName: "GetCapacity",

@@ -2146,8 +2146,11 @@ type Volume struct {
 	Snapshot  *SnapshotOf `protobuf:"bytes,69,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // unset: it is no snapshot
 	// The snapshot that it began as, "db1@mon"; empty: none.
 	CloneOf string `protobuf:"bytes,70,opt,name=clone_of,json=cloneOf,proto3" json:"clone_of,omitempty"`
-	// Why a snapshot was not taken; it is being deleted.
-	Failed        string `protobuf:"bytes,71,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Why a snapshot was not taken, in which case it is being deleted, or why the volume did not go back to
+	// a snapshot when that was asked for last.
+	Failed string `protobuf:"bytes,71,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The snapshot to which it is going back, "db1@mon"; empty: none. No host can have it meanwhile.
+	RestoringTo   string `protobuf:"bytes,72,opt,name=restoring_to,json=restoringTo,proto3" json:"restoring_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2395,6 +2398,13 @@ func (x *Volume) GetCloneOf() string {
 func (x *Volume) GetFailed() string {
 	if x != nil {
 		return x.Failed
+	}
+	return ""
+}
+
+func (x *Volume) GetRestoringTo() string {
+	if x != nil {
+		return x.RestoringTo
 	}
 	return ""
 }
@@ -3253,7 +3263,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\r \x01(\bR\x04full\"\xd7\t\n" +
+	"\x04full\x18\r \x01(\bR\x04full\"\xfa\t\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3293,7 +3303,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"used_bytes\x18D \x01(\x04R\tusedBytes\x12/\n" +
 	"\bsnapshot\x18E \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x12\x19\n" +
 	"\bclone_of\x18F \x01(\tR\acloneOf\x12\x16\n" +
-	"\x06failed\x18G \x01(\tR\x06failed\x1a9\n" +
+	"\x06failed\x18G \x01(\tR\x06failed\x12!\n" +
+	"\frestoring_to\x18H \x01(\tR\vrestoringTo\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +

@@ -100,7 +100,7 @@ func TestTheReserveIsEnoughForEveryField(t *testing.T) {
 		"weft.v1.VolumeLabel.writer": string(make([]byte, 63)), "weft.v1.LegLabel.boot_id": id,
 		"weft.v1.LegLabel.incarnation": fmt.Sprintf("%d.%d", uint32(math.MaxUint32), uint64(math.MaxUint64)),
 		"weft.v1.LegLabel.tree_id":     id,
-		"weft.v1.LegLabel.leg_id":      id, "weft.v1.VolumeLabel.volume_id": id,
+		"weft.v1.LegLabel.leg_id":      id, "weft.v1.VolumeLabel.volume_id": id, "weft.v1.VolumeLabel.restoring_to_id": id,
 		"weft.v1.SnapshotOf.volume_id": id, "weft.v1.SnapshotOf.group_id": id, "weft.v1.SnapshotOf.volume_name": string(make([]byte, 63)),
 		"weft.v1.VolumeLabel.name": string(make([]byte, 63)), "weft.v1.VolumeLabel.pool": string(make([]byte, 63)), "weft.v1.VolumeLabel.spread": string(make([]byte, 300)),
 	}

@@ -185,6 +185,16 @@ func (l *Label) Prepared(id block.LegID, size block.Size) error {
 	return nil
 }
 
+// Unprepared records that a mapped leg's place in its tree is to be made again.
+func (l *Label) Unprepared(id block.LegID) error {
+	leg := l.Leg(id)
+	if leg == nil || !Mapped(leg) {
+		return fmt.Errorf("leg %v: not there", id)
+	}
+	leg.Zeroed, leg.ZeroedExtents = false, 0
+	return nil
+}
+
 // checkTrees says what is wrong with the trees, and which extents they and the reserve have.
 func (l *Label) checkTrees() (runs []extentRun, err error) {
 	for i, t := range l.Trees {

@@ -19,6 +19,10 @@ import (
 //	label: record ──► tree: Create, Freeze or Clone ──► label: prepared
 //	label: no record ◄── tree: Delete ◄──
 //
+// A leg goes back to a snapshot in the same way:
+//
+//	label: not prepared, new revision ──► tree: Restore ──► label: prepared
+//
 // What a record that says "prepared" names was in the tree. If it is not there it is lost, and an
 // empty leg must not pass for it.
 
@@ -35,6 +39,8 @@ func (o Origin) String() string {
 		return "freeze of leg " + o.Leg.String()
 	case pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
 		return "clone of leg " + o.Leg.String()
+	case pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE:
+		return "what leg " + o.Leg.String() + " holds"
 	}
 	return "zeroes"
 }
@@ -105,6 +111,9 @@ func (h *held) within(name string, do func(*openTree) error) error {
 // begin makes a leg in its tree. If it is there, an earlier attempt was cut off before the label was
 // written.
 func begin(t *mapped.Tree, id block.LegID, size block.Size, from Origin) error {
+	if from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE {
+		return restore(t, id, size, from)
+	}
 	frozen := from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE
 	if l, there := t.Layer(id.UUID); there {
 		if frozen != (l.State == mapped.StateFrozen) {
@@ -125,6 +134,15 @@ func begin(t *mapped.Tree, id block.LegID, size block.Size, from Origin) error {
 		return t.Clone(from.Leg.UUID, id.UUID, size, nil)
 	}
 	return fmt.Errorf("origin of kind %d: %w", from.Kind, block.ErrUnsupported)
+}
+
+// restore makes a leg again of a snapshot. Nobody has written to it since an earlier attempt that was cut
+// off before the label was written, since its label says that it is not prepared.
+func restore(t *mapped.Tree, id block.LegID, size block.Size, from Origin) error {
+	if err := t.Restore(id.UUID, from.Leg.UUID); err != nil {
+		return err
+	}
+	return t.Grow(id.UUID, size)
 }
 
 // reach makes a leg that is in its tree at least as large as size. A snapshot is, or never will be.

@@ -34,6 +34,10 @@ func cloneOf(id block.LegID) Origin {
 	return Origin{Leg: id, Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE}
 }
 
+func backTo(id block.LegID) Origin {
+	return Origin{Leg: id, Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE}
+}
+
 // carve makes the record of another leg in the tree.
 func (p *plantedDrive) carve(t *testing.T, ids ...block.LegID) {
 	t.Helper()
@@ -244,6 +248,64 @@ func TestNoEmptyLegPassesForASnapshot(t *testing.T) {
 		t.Errorf("a snapshot in a tree that was never formatted: %v", err)
 	}
 	p.end(t)
+}
+
+// A leg goes back to a snapshot, whether it is open or not, and again if the label was not written. Once
+// it is recorded as prepared, the order does nothing.
+func TestALegGoesBackToASnapshot(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		p := newPlanted(t)
+		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
+		p.carve(t, monday, tuesday)
+		must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), 0))
+		must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("c"), 4096), 1<<20))
+		check := func(want string) {
+			t.Helper()
+			if !open {
+				p.holds(t, leg, want)
+				return
+			}
+			got := make([]byte, 2)
+			for i := range got {
+				b := make([]byte, 4096)
+				must(t, block.ReadAt(p.leg, b, int64(i)<<20))
+				if got[i] = b[0]; got[i] == 0 {
+					got[i] = '-'
+				}
+			}
+			if string(got) != want {
+				t.Errorf("open %v: the leg holds %s, want %s", open, got, want)
+			}
+		}
+		if !open {
+			p.stop(t)
+		}
+		must(t, p.disk.Prepare(leg, block.GiB, backTo(monday))) // it is prepared
+		check("bc")
+		for range 2 {
+			p.forgetPrepared(t, leg)
+			must(t, p.disk.Prepare(leg, block.GiB, backTo(monday)))
+			check("a-")
+		}
+		p.forgetPrepared(t, leg)
+		must(t, p.disk.Prepare(leg, block.GiB, backTo(tuesday)))
+		check("b-")
+		p.holds(t, monday, "a-")
+		p.forgetPrepared(t, leg)
+		if err := p.disk.Prepare(leg, block.GiB, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || p.disk.Label().Leg(leg).GetZeroed() {
+			t.Errorf("back to a snapshot that is not there: %v", err)
+		}
+		if err := p.disk.Prepare(monday, block.GiB, backTo(tuesday)); err != nil { // it is prepared
+			t.Error(err)
+		}
+		p.forgetPrepared(t, monday)
+		if err := p.disk.Prepare(monday, block.GiB, backTo(tuesday)); !errors.Is(err, mapped.ErrState) {
+			t.Errorf("a snapshot goes back: %v", err)
+		}
+		p.end(t)
+	}
 }
 
 // permute calls f with each order of list.

@@ -195,8 +195,8 @@ type WantedLeg struct {
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
 // is, since it is frozen. Wait: nothing is done but to record the new leg.
 type LegOrigin struct {
-	Leg         block.LegID
-	Clone, Wait bool
+	Leg                  block.LegID
+	Clone, Restore, Wait bool
 }
 
 // WantedExport is one subsystem to export.

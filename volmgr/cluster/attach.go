@@ -107,7 +107,7 @@ func (s *State) parties(in Attach) (*Volume, *Node, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if v.State != VolumeReady {
+	if v.State != VolumeReady || v.Restoring != nil {
 		return nil, nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)
 	}

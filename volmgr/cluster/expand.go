@@ -47,7 +47,7 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	if v.IsSnapshot() {
 		return nil, v.neverChanges()
 	}
-	if v.State != VolumeReady || v.Restored {
+	if !v.usable() {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready()).
 			hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
@@ -111,8 +111,14 @@ func (s *State) mayGrow(v *Volume, size block.Size) ([][]image.Extent, error) {
 	return extents, nil
 }
 
-// unready says why a volume cannot be used: it is restored, or its state is not READY.
+// usable reports whether a volume can be used and changed.
+func (v *Volume) usable() bool { return v.State == VolumeReady && !v.Restored && v.Restoring == nil }
+
+// unready says why a volume is not usable.
 func (v *Volume) unready() string {
+	if x := v.Restoring; x != nil {
+		return fmt.Sprintf("going back to %s", x.Name)
+	}
 	if v.Restored {
 		return "restored from a backup and not yet compared with the labels on the drives"
 	}

@@ -27,6 +27,8 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	switch {
 	case v.State != VolumeReady:
 		s.explainUnready(e, v)
+	case v.Restoring != nil:
+		s.explainRestoring(e, v)
 	case v.Attachment != nil:
 		s.explainAttachment(e, v)
 	case len(v.Shared) > 0:

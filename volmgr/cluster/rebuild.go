@@ -46,6 +46,7 @@ func (r *rebuild) rebuild(now time.Time, targets []TargetReport, hosts []Initiat
 	r.s.meta.replacing(now, term)
 	r.s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	r.volumes()
+	r.restoreAgain()
 	r.stretch()
 	r.users(hosts)
 	t := newTx(r.s, now)
@@ -282,6 +283,24 @@ func (r *rebuild) fits(v *Volume) bool {
 		}
 	}
 	return true
+}
+
+// restoreAgain has volumes go back again that were going back to a snapshot.
+func (r *rebuild) restoreAgain() {
+	for _, id := range sortedIDs(r.s.volumes.Keys()) {
+		to := r.inquiries[id].RestoringTo()
+		if to.IsZero() {
+			continue
+		}
+		old := r.s.volumes.Get(id)
+		v := old.clone()
+		v.restoreAgain(to, r.s.volumes.Get(to), r.now)
+		r.s.volumes.Set(r.s.by, id, v)
+		r.s.index(old, v)
+		if v.Restoring != nil {
+			r.say("volume %s was going back to %s, and goes back again", v.Name, v.Restoring.Name)
+		}
+	}
 }
 
 // stretch finds new extents for legs whose labels missed an expansion. The planned ones were

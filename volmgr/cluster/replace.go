@@ -55,7 +55,7 @@ func (l *Leg) member() bool { return l.State != LegDeleting && l.Retired == 0 }
 // replaceable reports whether the volume's legs can be made again elsewhere. A volume of one
 // copy has no second leg to copy from while it is in use, and a snapshot has no host that could copy.
 func (v *Volume) replaceable() bool {
-	return v.State == VolumeReady && !v.Restored && !v.IsSnapshot() && v.Layout.Slots() > v.Layout.Group().Members
+	return v.usable() && !v.IsSnapshot() && v.Layout.Slots() > v.Layout.Group().Members
 }
 
 // leaves says why a leg has to be made again elsewhere; empty if it may stay. n and d are its
@@ -155,7 +155,7 @@ func (t *tx) settleDriveVolumes(d *Drive) {
 // settleCopies takes the next step of each column with a leg that leaves, or has left. It adds to ask
 // the legs that can be given up once the volume's host has left them out.
 func (t *tx) settleCopies(id block.VolumeID, ask map[block.LegID]string) {
-	if t.peek(id).State != VolumeReady || t.peek(id).Restored {
+	if !t.peek(id).usable() {
 		return
 	}
 	t.freeRetired(id)

@@ -188,6 +188,7 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	}
 	v.Holder = q.Holder(v.Holder)
 	v.Generation++
+	v.restoreAgain(q.RestoringTo(), t.peek(q.RestoringTo()), t.now)
 	t.volumeEvent(v, event.Info, event.VolumeChecked, "its record was compared with the labels on the drives"+q.Basis())
 }
 

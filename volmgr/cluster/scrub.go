@@ -258,7 +258,7 @@ func (in ScrubVolume) apply(t *tx) (view, error) {
 		return volumeResult(v.ID), t.changeScrub(in, v)
 	case v.Scrub.wanted():
 		return volumeResult(v.ID), t.continueScrub(in, v)
-	case v.State != VolumeReady || v.Restored:
+	case !v.usable():
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
 	case v.Layout.Copies == 1:
 		return nil, invalid("volume", "volume %s has one copy: there is nothing to compare it with", v.Name)

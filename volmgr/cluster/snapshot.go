@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
 )
 
@@ -231,7 +232,7 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 		}
 		return v, nil
 	}
-	if origin.State != VolumeReady || origin.Restored {
+	if !origin.usable() {
 		return nil, refused(ReasonNotReady, origin.object(), "%s", origin.unready()).hint("`weft explain volume %s` says what it waits for", origin.Name)
 	}
 	if who := t.s.cannotHold(origin); who != "" {
@@ -329,7 +330,7 @@ func (t *tx) holdID(members []block.VolumeID) string {
 // settledOrigin reports whether a snapshot of a volume can be taken now: hosts that may write it serve
 // it, and its copies are equal but for what those hosts know.
 func (t *tx) settledOrigin(o *Volume) bool {
-	if o.State != VolumeReady || o.Restored || o.ExpandingTo != 0 {
+	if !o.usable() || o.ExpandingTo != 0 {
 		return false
 	}
 	for _, a := range o.attachments() {
@@ -630,6 +631,9 @@ func (s *State) wantedHolds(v *Volume, a *Attachment) (all []WantedHold) {
 
 // origin is what a target makes a leg of.
 func (v *Volume) origin(l *Leg) (o LegOrigin) {
+	if x := v.Restoring; x != nil && x.Switching && l.State == LegInSync {
+		return LegOrigin{Leg: l.Origin, Restore: true}
+	}
 	if l.Origin.IsZero() || l.State != LegCreating {
 		return o
 	}
@@ -823,16 +827,296 @@ func (s *State) mayPromise(v *Volume) error {
 	return s.mayPromiseMore(v, more)
 }
 
-// clonesBegin names a volume that is being created from a snapshot; empty if there is none.
+// clonesBegin names a volume that is being created from a snapshot, or is going back to it; empty if
+// there is none.
 func (s *State) clonesBegin(v *Volume) string {
 	for _, node := range v.nodes() {
 		for id := range s.onNode.Get(node).Keys() {
-			if c := s.volumes.Get(id); c.State == VolumeCreating && c.CloneOf == v.Name {
+			if c := s.volumes.Get(id); c.State == VolumeCreating && c.CloneOf == v.Name || c.Restoring != nil && c.Restoring.To == v.ID {
 				return string(c.Name)
 			}
 		}
 	}
 	return ""
+}
+
+// ---- going back ----
+
+// A volume goes back to one of its snapshots while no host has it, in these steps. Each is durable before
+// the next:
+//
+//	RestoreVolume   the record: the legs that can go back are those in sync that share a tree with a leg
+//	                of the snapshot; all others are stale, and are copied whole later
+//	targets         labels say that the volume is going back
+//	Switching       the record: a new revision for each of these legs
+//	targets         the leg's record on the label is not prepared; then the leg is in its tree what the
+//	                snapshot is; then its record is prepared, under the new revision
+//	settleRestoring the record: it is over, and hosts can have the volume
+//
+// If the store is lost meanwhile, some legs may have gone back and others not. The labels say so, and the
+// volume goes back again, under newer revisions: no host can have written to it.
+
+// Restoring is how far a volume is on its way back to a snapshot.
+type Restoring struct {
+	To        block.VolumeID   `json:"to"`
+	Name      block.VolumeName `json:"name"`      // of the snapshot
+	Formatted string           `json:"formatted"` // of the snapshot
+	Listed    uint64           `json:"listed"`    // the volume's generation since which labels say so
+	Clean     bool             `json:"clean"`     // as it was before
+	Switching bool             `json:"switching,omitempty"`
+	// Again: the store was lost on the way, so the volume cannot be left as it is.
+	Again bool      `json:"again,omitempty"`
+	Since time.Time `json:"since"` // when the present step began
+}
+
+const (
+	// restoreAwait is how long a leg that could not be reached is waited for, if its column can do
+	// without it.
+	restoreAwait = 10 * time.Second
+	// restoreListFor is the longest that labels may take before a volume that has not changed yet is
+	// left as it was.
+	restoreListFor = time.Minute
+)
+
+// RestoreVolume makes a volume that no host has what one of its snapshots holds. It is complete when
+// Restoring is nil. Result: Volume.
+type RestoreVolume struct {
+	Volume, Snapshot string // name or id
+	// IfGeneration is the volume's generation as the caller saw it; 0: any.
+	IfGeneration uint64
+}
+
+func (in RestoreVolume) apply(t *tx) (view, error) {
+	v, from, err := t.s.restorable(in)
+	if err != nil {
+		return nil, err
+	}
+	if x := v.Restoring; x != nil && x.To == from.ID {
+		return volumeResult(v.ID), nil
+	}
+	if err := t.s.mayRestore(v, from, in); err != nil {
+		return nil, err
+	}
+	t.restore(t.volume(v.ID), from)
+	return volumeResult(v.ID), nil
+}
+
+// restorable finds a volume and its snapshot.
+func (s *State) restorable(in RestoreVolume) (v, from *Volume, err error) {
+	if v, err = s.find(in.Volume); err != nil {
+		return nil, nil, err
+	}
+	if v.IsSnapshot() {
+		return nil, nil, v.neverChanges()
+	}
+	if from, err = s.find(in.Snapshot); err != nil {
+		return nil, nil, err
+	}
+	if !from.IsSnapshot() || from.Snapshot.Volume != v.ID {
+		return nil, nil, invalid("snapshot", "%s is no snapshot of %s", from.object(), v.object()).hint("`weft snapshot list %s` shows which there are", v.Name)
+	}
+	return v, from, nil
+}
+
+// mayRestore refuses a volume that cannot go back to its snapshot now.
+func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
+	for _, x := range []*Volume{v, from} {
+		if !x.usable() {
+			return refused(ReasonNotReady, x.object(), "%s", x.unready()).hint("`weft explain volume %s` says what it waits for", x.Name)
+		}
+	}
+	switch {
+	case v.users() != "":
+		return refused(ReasonAttached, v.object(), "attached to %s, which would not know that it holds other data", v.users()).hint("`weft detach %s` first", v.Name)
+	case v.Holder != "" || len(v.FormerHosts) > 0:
+		return refused(ReasonAttached, v.object(), "a host that had it has not confirmed its release").
+			hint("attach it to another host, which shuts that one out, and detach it: `weft attach %s --node NODE`, `weft detach %s`", v.Name, v.Name)
+	case v.ExpandingTo != 0:
+		return refused(ReasonNotReady, v.object(), "it is being expanded").hint("wait until `weft explain volume %s` no longer shows it", v.Name)
+	case len(s.takings.Get(v.ID)) > 0:
+		return refused(ReasonNotReady, v.object(), "a snapshot of it is being taken").hint("wait until `weft snapshot list %s` shows it ready", v.Name)
+	case in.IfGeneration != 0 && in.IfGeneration != v.Generation:
+		return refused(ReasonNotReady, v.object(), "it has changed since: its generation is %d, not %d", v.Generation, in.IfGeneration).hint("look at it again: `weft volume show %s`", v.Name)
+	}
+	for c := range v.Layout.Stripes {
+		if !slices.ContainsFunc(v.column(c), func(l *Leg) bool { return s.goesBack(l, from) != nil }) {
+			return refused(ReasonNoInSyncLeg, v.object(), "column %d has no copy in sync that shares a drive with one of %s and can be reached", c, from.Name).
+				hint("`weft explain volume %s` shows where its legs are; or use a volume that begins as it: `weft volume create NAME --from %s`", from.Name, from.Name)
+		}
+	}
+	return nil
+}
+
+// goesBack returns the leg of a snapshot that a leg can be made again of; nil if there is none now.
+func (s *State) goesBack(l *Leg, from *Volume) *Leg {
+	if !l.trusted() || !s.servable(l) || !s.takesSnapshots(l.Node) {
+		return nil
+	}
+	for i := range from.Legs {
+		if x := &from.Legs[i]; x.Drive == l.Drive && x.tree() == l.tree() && x.Column == l.Column && x.trusted() {
+			return x
+		}
+	}
+	return nil
+}
+
+// restore begins the way back.
+func (t *tx) restore(v, from *Volume) {
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		switch x := t.s.goesBack(l, from); {
+		case x != nil:
+			l.Origin = x.ID
+			continue
+		case l.State == LegInSync:
+			t.evict(v, l.ID, fmt.Sprintf("it cannot go back to %s", from.Name))
+		case l.member():
+			l.Revision++
+		default:
+			continue
+		}
+		l.copyAll()
+	}
+	v.Generation++
+	v.Failed = ""
+	v.Restoring = &Restoring{To: from.ID, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Clean: v.Clean, Since: t.now.UTC()}
+	v.Clean = true // what an earlier host may have left unequal does not count any more
+	t.volumeEvent(v, event.Warning, event.VolumeRestoring, fmt.Sprintf("to %s, taken at %s: what was written since will be gone", from.Name, from.Snapshot.Taken.Format(time.RFC3339)))
+}
+
+// settleRestoring takes the next step of a volume's way back.
+func (t *tx) settleRestoring(id block.VolumeID) {
+	v := t.peek(id)
+	if v.State != VolumeReady || v.Restoring == nil {
+		return
+	}
+	t.findOrigins(v)
+	if t.now.Sub(v.Restoring.Since) > restoreAwait {
+		t.leaveBehind(id)
+	}
+	v = t.peek(id)
+	switch x := *v.Restoring; {
+	case len(t.s.restoringWaits(v)) == 0 && x.Switching:
+		t.wentBack(t.volume(id))
+	case len(t.s.restoringWaits(v)) == 0:
+		v = t.volume(id)
+		v.Generation++
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.State == LegInSync {
+				l.Revision++
+			}
+		}
+		x.Switching, x.Since = true, t.now.UTC()
+		v.Restoring = &x
+	case !x.Switching && !x.Again && t.now.Sub(x.Since) > restoreListFor:
+		why := t.s.restoringWaits(v)[0]
+		v = t.volume(id)
+		v.Clean = v.Clean && x.Clean
+		v.endRestoring()
+		v.Failed = fmt.Sprintf("it did not go back to %s, and is unchanged: it took too long to reach its targets: %s", x.Name, why)
+		t.volumeEvent(v, event.Warning, event.RestoreFailed, v.Failed)
+	}
+}
+
+// findOrigins finds what legs are made again of, if the store was lost on the way.
+func (t *tx) findOrigins(v *Volume) {
+	from := t.peek(v.Restoring.To)
+	if !v.Restoring.Again || v.Restoring.Switching || from == nil || !from.usable() {
+		return
+	}
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if x := t.s.goesBack(l, from); x != nil && l.Origin.IsZero() {
+			v = t.volume(v.ID)
+			v.leg(l.ID).Origin = x.ID
+		}
+	}
+}
+
+// wentBack ends the way back of a volume that has arrived.
+func (t *tx) wentBack(v *Volume) {
+	x := v.Restoring
+	v.Formatted, v.Clean = x.Formatted, true
+	v.endRestoring()
+	t.volumeEvent(v, event.Info, event.VolumeWentBack, fmt.Sprintf("it holds what %s does", x.Name))
+}
+
+func (v *Volume) endRestoring() {
+	v.Restoring = nil
+	v.Generation++
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync {
+			l.Origin = block.LegID{}
+		}
+	}
+}
+
+// leaveBehind makes legs stale that do not get on and that their columns can do without.
+func (t *tx) leaveBehind(id block.VolumeID) {
+	for _, l := range t.peek(id).Legs {
+		v := t.peek(id)
+		if l.State != LegInSync || t.s.restoringWaitsFor(v, &l) == "" {
+			continue
+		}
+		others := slices.ContainsFunc(v.column(l.Column), func(o *Leg) bool {
+			return o.ID != l.ID && o.trusted() && t.s.restoringWaitsFor(v, o) == ""
+		})
+		if others {
+			v = t.volume(id)
+			t.evict(v, l.ID, fmt.Sprintf("it did not go back to %s", v.Restoring.Name))
+			v.leg(l.ID).copyAll()
+		}
+	}
+}
+
+// restoringWaits lists the legs that the present step of a volume's way back waits for.
+func (s *State) restoringWaits(v *Volume) (waits []string) {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync {
+			if why := s.restoringWaitsFor(v, l); why != "" {
+				waits = append(waits, fmt.Sprintf("%v: %s", l, why))
+			}
+		}
+	}
+	return waits
+}
+
+// restoringWaitsFor says why one leg is not through with the present step; empty if it is.
+func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
+	x := v.Restoring
+	d, _ := s.driveReport(l)
+	done := slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool {
+		if x.Switching {
+			return label.Leg == l.ID && label.Revision >= l.Revision && label.Zeroed
+		}
+		return label.Leg == l.ID && label.Volume.Generation >= x.Listed
+	})
+	switch {
+	case l.Origin.IsZero():
+		return fmt.Sprintf("nothing of %s was found in its tree", x.Name)
+	case done:
+		return ""
+	}
+	return cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s has not done it yet", l.Node))
+}
+
+// restoreAgain has a volume go back again to the snapshot that its labels name, if they say that it was
+// going back when the store was lost: its legs may differ. from is the snapshot; nil if it was not found.
+func (v *Volume) restoreAgain(to block.VolumeID, from *Volume, now time.Time) {
+	for i := range v.Legs {
+		if v.Legs[i].State != LegCreating {
+			v.Legs[i].Origin = block.LegID{}
+		}
+	}
+	v.Restoring = nil
+	if to.IsZero() || v.IsSnapshot() || v.State != VolumeReady {
+		return
+	}
+	x := Restoring{To: to, Name: block.VolumeName(to.String()), Formatted: v.Formatted, Listed: v.Generation, Again: true, Since: now.UTC()}
+	if from != nil {
+		x.Name, x.Formatted = from.Name, from.Formatted
+	}
+	v.Restoring, v.Clean = &x, true
 }
 
 // ---- legs that are lost ----
@@ -881,6 +1165,20 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	}
 	e.Summary = fmt.Sprintf("%s is being taken: attempt %d of %d, %s", v.object(), x.Attempt, maxAttempts, strings.ToLower(string(x.Phase)))
 	e.Waits = append(e.Waits, s.takingWaitsOf(x.Members, s.volumes.Get)...)
+}
+
+func (s *State) explainRestoring(e *Explanation, v *Volume) {
+	x := v.Restoring
+	e.Summary = fmt.Sprintf("%s is going back to %s; no host can have it until that is over", v.object(), x.Name)
+	e.Waits = append(e.Waits, s.restoringWaits(v)...)
+	if x.Again {
+		e.Facts = append(e.Facts, "the manager's store was lost while it went back, so it goes back again: some of its legs may hold what it held before")
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync && !s.targetOnline(l.Node) {
+			e.Actions = append(e.Actions, s.bringBack(l.Node))
+		}
+	}
 }
 
 // SnapshotsAfter yields the snapshots after a name, by name; of is the volume whose snapshots are listed,

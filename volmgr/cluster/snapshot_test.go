@@ -37,9 +37,14 @@ type snapWorld struct {
 	// asked is, by snapshot, what was acknowledged of its origin when it was asked for.
 	asked map[block.VolumeID]int
 	taken map[block.VolumeID]bool // that were complete
-	slow  int                     // per cent of messages that wait
-	pace  time.Duration           // the most that passes between two things that happen
-	seeds int
+	// back has volumes that are going back: true if targets may have begun. whole are legs that have to be
+	// copied whole, since their volume went back without them, and returned counts those that arrived.
+	back     map[block.VolumeID]bool
+	whole    map[block.LegID]bool
+	returned int
+	slow     int           // per cent of messages that wait
+	pace     time.Duration // the most that passes between two things that happen
+	seeds    int
 }
 
 type snapTarget struct {
@@ -76,6 +81,7 @@ func newSnapWorld(t *testing.T, seed uint64) *snapWorld {
 		targets: map[block.NodeName]*snapTarget{}, hosts: map[block.NodeName]*snapHost{}, legs: map[block.LegID]int{}, frozen: map[block.LegID]bool{},
 		history: map[block.VolumeID][]snapAck{},
 		acked:   map[block.VolumeID]int{}, begun: map[block.VolumeID]int{}, asked: map[block.VolumeID]int{}, taken: map[block.VolumeID]bool{},
+		back: map[block.VolumeID]bool{}, whole: map[block.LegID]bool{},
 	}
 	for name := range w.s.nodes {
 		w.targets[name] = &snapTarget{name: name, legs: map[block.LegID]WantedLeg{}, ready: map[block.LegID]bool{}, admitted: map[block.VolumeID]block.Epoch{}}
@@ -179,7 +185,16 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 			delete(t.ready, l.Leg)
 			continue
 		}
+		was := t.legs[l.Leg]
 		t.legs[l.Leg] = l
+		if l.Origin.Restore {
+			if was.Revision < l.Revision { // its label is not prepared
+				t.ready[l.Leg] = false
+			} else if !t.ready[l.Leg] {
+				w.goBack(t, l)
+			}
+			continue
+		}
 		from, freezes := l.Origin.Leg, !l.Origin.Leg.IsZero()
 		switch {
 		case t.ready[l.Leg] || l.Origin.Wait:
@@ -192,6 +207,24 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 		}
 	}
 	t.generation = wanted.Generation
+}
+
+// goBack makes a leg what a snapshot's leg holds. If the store were lost now, the labels of all legs in
+// sync would have to say that some may have done so.
+func (w *snapWorld) goBack(t *snapTarget, l WantedLeg) {
+	w.legs[l.Leg], t.ready[l.Leg] = w.legs[l.Origin.Leg], true
+	for _, h := range w.hosts {
+		if h.volumes[l.Volume.ID].Volume == l.Volume.ID && h.volumes[l.Volume.ID].Epoch >= l.Volume.Epoch {
+			w.t.Fatalf("a leg of volume %s goes back while %s has it", l.Volume.Name, h.name)
+		}
+	}
+	for _, x := range w.targets {
+		for id, o := range x.legs {
+			if slices.Contains(l.Volume.InSync, id) && o.Volume.RestoringTo != l.Volume.RestoringTo {
+				w.t.Fatalf("leg %v goes back before the label of %v says so", l.Leg, id)
+			}
+		}
+	}
 }
 
 func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
@@ -318,9 +351,43 @@ func (w *snapWorld) writes(h *snapHost) {
 	}
 }
 
+// checkBack finds a volume that went back to a snapshot and holds something else.
+func (w *snapWorld) checkBack(v *Volume) {
+	w.t.Helper()
+	if x := v.Restoring; x != nil {
+		if v.users() != "" {
+			w.t.Fatalf("%s is attached to %s while it goes back", v.object(), v.users())
+		}
+		w.back[v.ID] = x.Switching || w.back[v.ID]
+		return
+	}
+	began, was := w.back[v.ID]
+	delete(w.back, v.ID)
+	if !was || !began || v.State != VolumeReady {
+		return
+	}
+	content := -1
+	for i := range v.Legs {
+		switch l := &v.Legs[i]; {
+		case l.State != LegInSync:
+			w.whole[l.ID] = true
+		case content >= 0 && content != w.legs[l.ID]:
+			w.t.Fatalf("%s went back, and its copies hold %d and %d", v.object(), content, w.legs[l.ID])
+		default:
+			content = w.legs[l.ID]
+		}
+	}
+	w.returned++
+	w.acked[v.ID], w.begun[v.ID] = content, content
+	w.history[v.ID] = slices.DeleteFunc(w.history[v.ID], func(a snapAck) bool { return a.number > content })
+}
+
 // check finds a complete snapshot that is not what its volume was at one moment.
 func (w *snapWorld) check() {
 	w.t.Helper()
+	for _, v := range w.s.volumes.All() {
+		w.checkBack(v)
+	}
 	groups := map[string]map[block.VolumeID]int{}
 	for id, v := range w.s.volumes.All() {
 		if !v.IsSnapshot() || v.State != VolumeReady {
@@ -422,6 +489,16 @@ func (w *snapWorld) act() {
 		}
 	case 12:
 		w.must(Tick{})
+	case 13, 14:
+		for _, v := range w.s.volumes.All() {
+			if v.IsSnapshot() && v.State == VolumeReady && w.rng.IntN(3) == 0 {
+				if w.rng.IntN(2) == 0 {
+					w.refusable(w.step(Detach{Volume: v.Snapshot.Volume.String()}))
+				}
+				w.refusable(w.step(RestoreVolume{Volume: v.Snapshot.Volume.String(), Snapshot: v.ID.String()}))
+				break
+			}
+		}
 	default:
 		w.now = w.now.Add(time.Duration(w.rng.Int64N(int64(w.pace))))
 		if w.rng.IntN(2) == 0 {
@@ -464,6 +541,10 @@ func (w *snapWorld) recover(volume string) {
 		if l.State != LegRebuilding || now == nil || now.State != LegRebuilding || now.Revision != l.Revision {
 			continue
 		}
+		if w.whole[l.Leg] && !l.CopyAll {
+			w.t.Fatalf("leg %v did not go back with its volume, and only what a host noted is copied to it", l.Leg)
+		}
+		delete(w.whole, l.Leg)
 		for i := range v.Legs {
 			if v.Legs[i].trusted() {
 				w.legs[l.Leg] = w.legs[v.Legs[i].ID]
@@ -477,7 +558,7 @@ func (w *snapWorld) recover(volume string) {
 // same on each leg and the same for all volumes of a group, and what was acknowledged before it was asked
 // for is in it.
 func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
-	complete, groups := 0, 0
+	complete, groups, returned := 0, 0, 0
 	for seed := range uint64(96) {
 		w := newSnapWorld(t, seed)
 		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond, time.Second}[seed%4]
@@ -485,16 +566,17 @@ func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
 			w.act()
 		}
 		complete += len(w.taken)
+		returned += w.returned
 		for id := range w.taken {
 			if v := w.s.volumes.Get(id); v != nil && v.Snapshot.Group != "" {
 				groups++
 			}
 		}
 	}
-	if complete < 60 || groups < 10 {
-		t.Errorf("%d snapshots were complete, %d of groups at the end: too few to tell anything", complete, groups)
+	if complete < 60 || groups < 10 || returned < 20 {
+		t.Errorf("%d snapshots were complete, %d of groups at the end, %d volumes went back: too few to tell anything", complete, groups, returned)
 	}
-	t.Logf("%d snapshots were complete, %d of groups at the end", complete, groups)
+	t.Logf("%d snapshots were complete, %d of groups at the end, %d volumes went back", complete, groups, returned)
 }
 
 // A snapshot of a volume in use is complete as soon as all have done their part, and hosts go on then.
@@ -713,5 +795,183 @@ func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
 	}
 	if snap = w.volume("db1@mon"); snap == nil || snap.State != VolumeReady || len(snap.Legs) != 1 || !snap.Legs[0].trusted() {
 		t.Errorf("the snapshot is %+v", snap)
+	}
+}
+
+// A volume goes back to its snapshot, on all of its legs or, after a while, without those that cannot be
+// reached, which are copied whole then.
+func TestAVolumeGoesBackToItsSnapshot(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	write := func() {
+		for range 10 {
+			w.writes(w.hosts["c1"])
+		}
+	}
+	write()
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	write()
+	held := w.legs[w.volume("db1@mon").Legs[0].ID]
+	for name, in := range map[string]RestoreVolume{
+		"a volume in use":              {Volume: "db1", Snapshot: "db1@mon"},
+		"a snapshot of another volume": {Volume: "db2", Snapshot: "db1@mon"},
+		"to a volume":                  {Volume: "db1", Snapshot: "db2"},
+		"a snapshot":                   {Volume: "db1@mon", Snapshot: "db1@mon"},
+		"to a snapshot that is not":    {Volume: "db1", Snapshot: "db1@tue"},
+		"a volume that is not":         {Volume: "db9", Snapshot: "db1@mon"},
+	} {
+		if err := w.step(in); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon", IfGeneration: w.volume("db1").Generation + 1}); err == nil {
+		t.Error("a volume that has changed since: accepted")
+	}
+	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon", IfGeneration: w.volume("db1").Generation})
+	for name, in := range map[string]Input{
+		"attached":             Attach{Volume: "db1", Node: "c1"},
+		"expanded":             ExpandVolume{Volume: "db1", Size: 2 * block.GiB},
+		"more copies":          UpdateVolume{Volume: "db1", Copies: 3},
+		"another snapshot":     CreateSnapshots{Snapshots: []NewSnapshot{{Volume: "db1", Name: "x"}}, Seed: w.seed()},
+		"without its snapshot": DeleteVolume{Volume: "db1@mon"},
+	} {
+		if err := w.step(in); err == nil || !strings.Contains(err.Error(), "going back to db1@mon") && !strings.Contains(err.Error(), "goes back to it") {
+			t.Errorf("%s while it goes back: %v", name, err)
+		}
+	}
+	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}) // under way already
+	if e, err := w.s.Explain("db1"); err != nil || !strings.Contains(e.Summary, "going back to db1@mon") || len(e.Waits) == 0 {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	w.settle()
+	v := w.volume("db1")
+	if v.Restoring != nil || w.returned != 1 || w.acked[v.ID] != held || !v.Clean || legsIn(v.inSync()) != 2 {
+		t.Fatalf("it is %+v and holds %d, want %d", v, w.acked[v.ID], held)
+	}
+	w.must(Attach{Volume: "db1", Node: "c2"})
+	w.settle()
+	for range 10 {
+		w.writes(w.hosts["c2"])
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+
+	away := v.Legs[0].Node
+	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
+	w.targets[away].down = true
+	w.must(TargetLost{Node: away, Session: 1})
+	w.now = w.now.Add(restoreAwait)
+	w.settle()
+	if v = w.volume("db1"); v.Restoring != nil || w.returned != 2 || v.Legs[0].State != LegStale || !v.Legs[0].CopyAll || w.legs[v.Legs[1].ID] != held {
+		t.Errorf("without one target it is %+v", v)
+	}
+}
+
+// A volume whose labels cannot be written is left as it was.
+func TestAVolumeThatCannotGoBackIsLeftAsItWas(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
+	for _, x := range w.targets {
+		x.down = true
+		w.must(TargetLost{Node: x.name, Session: 1})
+	}
+	for range 80 {
+		w.now = w.now.Add(time.Second)
+		w.must(Tick{})
+	}
+	if v := w.volume("db1"); v.Restoring != nil || w.returned != 0 || !v.Clean || legsIn(v.inSync()) != 2 || !strings.Contains(v.Failed, "did not go back to db1@mon") {
+		t.Errorf("it is %+v", v)
+	}
+}
+
+// Wherever the store is lost while a volume goes back, the store that replaces it, made from the drives or
+// from a backup of any moment, has all legs that it trusts hold the same: what the volume held before, or
+// what the snapshot holds.
+func TestAVolumeThatGoesBackAfterTheLossOfTheStore(t *testing.T) {
+	again := 0
+	for moment := range 20 {
+		for _, kind := range []string{"drives", "new backup", "old backup"} {
+			w := newSnapWorld(t, uint64(moment))
+			for range 10 {
+				w.writes(w.hosts["c1"])
+			}
+			if err := w.take("mon", "db1"); err != nil {
+				t.Fatal(err)
+			}
+			w.settle()
+			for range 10 {
+				w.writes(w.hosts["c1"])
+			}
+			w.must(Detach{Volume: "db1"})
+			w.settle()
+			records := w.s.Records()
+			before, held := w.legs[w.volume("db1").Legs[0].ID], w.legs[w.volume("db1@mon").Legs[0].ID]
+			w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
+			for range moment {
+				w.targetActs(w.targets[slices.Sorted(maps.Keys(w.targets))[w.rng.IntN(3)]])
+			}
+			if kind == "new backup" {
+				records = w.s.Records()
+			}
+			was := w.volume("db1").Restoring
+			clear(w.back)
+			w.lose(kind, records)
+			for range 5 {
+				w.must(Tick{})
+				for _, x := range w.targets {
+					w.targetActs(x)
+				}
+				if x := w.volume("db1").Restoring; x != nil && x.Again {
+					again++
+					break
+				}
+			}
+			w.settle()
+			v := w.volume("db1")
+			if v.Restoring != nil || v.State != VolumeReady || legsIn(v.inSync()) != 2 {
+				e, _ := w.s.Explain("db1")
+				t.Fatalf("moment %d, %s: it is not usable: %+v", moment, kind, e)
+			}
+			a, b := w.legs[v.Legs[0].ID], w.legs[v.Legs[1].ID]
+			if a != b || a != before && a != held {
+				t.Fatalf("moment %d, %s: its copies hold %d and %d, want %d or %d", moment, kind, a, b, before, held)
+			}
+			if was == nil && a != held && kind != "old backup" {
+				t.Fatalf("moment %d, %s: it had gone back, and holds %d, not %d", moment, kind, a, held)
+			}
+		}
+	}
+	if again < 10 {
+		t.Errorf("%d volumes went back again: too few to tell anything", again)
+	}
+}
+
+// lose puts another store in the place of the present one.
+func (w *snapWorld) lose(kind string, records []Record) {
+	w.t.Helper()
+	var err error
+	if kind == "drives" {
+		w.s, _, err = Rebuild(w.now, w.reports(), nil)
+	} else if records, err = Restored(w.now, records); err == nil {
+		w.s, err = Load(records)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, x := range w.targets {
+		x.wanted, x.said = nil, nil
+	}
+	for _, h := range w.hosts {
+		h.wanted, h.said, h.generation, h.volumes = nil, nil, 0, map[block.VolumeID]WantedAttachment{}
 	}
 }

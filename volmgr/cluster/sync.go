@@ -570,7 +570,7 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 	switch {
 	case l == nil:
 		return nil, notFound(fmt.Sprintf("leg %v of volume %s", in.Leg, found.Name))
-	case found.State != VolumeReady:
+	case found.State != VolumeReady || found.Restoring != nil:
 		return nil, refused(ReasonNotReady, found.object(), "%s", found.unready())
 	case found.Restored:
 		return nil, t.s.stillRestored(found)

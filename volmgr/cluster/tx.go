@@ -202,6 +202,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	if t.peek(id) == nil {
 		return
 	}
+	t.settleRestoring(id)
 	t.settleDraining(id)
 	t.settleSuspects(id)
 	t.settleFormerHosts(id)

@@ -244,7 +244,8 @@ type Leg struct {
 	Listed uint64 `json:"listed,omitempty"`
 	// Tree is the tree of a leg that shares one with other legs; zero: a mapped leg has one of its own.
 	Tree block.UUID `json:"tree,omitzero"`
-	// Origin is the leg as which this one begins, until it is in the tree; see snapshot.go.
+	// Origin is the leg as which this one begins, until it is in the tree, or the one that it is made
+	// again of; see snapshot.go.
 	Origin block.LegID `json:"origin,omitzero"`
 	// Leave: an operator asked to move the leg.
 	Leave bool `json:"leave,omitempty"`
@@ -301,10 +302,14 @@ type Volume struct {
 	// Thin: its legs are mapped, and take space only where they were written.
 	Thin bool `json:"thin,omitempty"`
 	// Snapshot says of what the volume is a snapshot; nil: it is none. CloneOf is the snapshot as which
-	// the volume began, and Failed why a snapshot that is being deleted was not taken.
+	// the volume began, and Failed why a snapshot that is being deleted was not taken, or why the volume did
+	// not go back to one when that was asked for last.
 	Snapshot *SnapshotOf      `json:"snapshot,omitempty"`
 	CloneOf  block.VolumeName `json:"clone_of,omitempty"`
 	Failed   string           `json:"failed,omitempty"`
+	// Restoring is how far the volume is on its way back to a snapshot; nil: it is not. It is never
+	// changed in place.
+	Restoring *Restoring `json:"restoring,omitempty"`
 	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
 	// Clean: the in-sync legs of each column are identical and no host can write.

@@ -95,7 +95,7 @@ func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
 	for _, id := range sorted(legs) {
 		v := s.volumes.Get(id)
 		switch {
-		case v.State != VolumeReady:
+		case v.State != VolumeReady || v.Restoring != nil:
 			return refused(ReasonNotReady, object, "holds legs of %s, which is %s", v.Name, v.unready())
 		case v.IsSnapshot():
 			if err := s.mayLose(object, v, legs[id]); err != nil {
@@ -510,7 +510,7 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.State != VolumeReady || v.Restored {
+	if !v.usable() {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
 	}
 	if in.To != "" && t.s.nodes[in.To] == nil {
@@ -591,7 +591,7 @@ func (s *State) mayHave(v *Volume, next block.Layout) error {
 		return &Error{Kind: Unimplemented, Object: v.object(), Text: fmt.Sprintf("%s: columns of %v have no copies", v.object(), v.Layout.Group())}
 	case !block.PropertyCopies.Allows(copies):
 		return invalid(block.PropertyCopies.Field, "%d: must be %s", copies, block.PropertyCopies.Bounds())
-	case v.State != VolumeReady || v.Restored:
+	case !v.usable():
 		return refused(ReasonNotReady, v.object(), "%s", v.unready())
 	case v.ExpandingTo != 0:
 		return refused(ReasonNotReady, v.object(), "it is being expanded").hint("wait until `weft explain volume %s` no longer shows it", v.Name)

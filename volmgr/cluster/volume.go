@@ -47,7 +47,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if v.State != VolumeReady || v.Restored || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
+	if !v.usable() || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -392,7 +392,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 			hint("`weft detach %s` first", found.Name).with("node", who)
 	}
 	if c := t.s.clonesBegin(found); c != "" {
-		return nil, refused(ReasonNotReady, found.object(), "volume %s, which begins as it, is still being created", c).
+		return nil, refused(ReasonNotReady, found.object(), "volume %s, which begins as it or goes back to it, is not ready", c).
 			hint("wait until `weft volume show %s` shows it ready, or delete that volume", c)
 	}
 	v := t.volume(found.ID)
@@ -406,7 +406,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 
 // free has a volume's legs freed.
 func (t *tx) free(v *Volume) {
-	v.State, v.Restored, v.ExpandingTo = VolumeDeleting, false, 0
+	v.State, v.Restored, v.ExpandingTo, v.Restoring = VolumeDeleting, false, 0, nil
 	v.DeletedAt = t.gen
 	v.Generation++
 	for i := range v.Legs {

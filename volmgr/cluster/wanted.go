@@ -96,6 +96,9 @@ func (v *Volume) label() evidence.VolumeLabel {
 	if x := v.Snapshot; x != nil {
 		label.Snapshot = evidence.SnapshotOf{Volume: x.Volume, Name: x.Name, Group: x.Group, Taken: nanoseconds(x.Taken)}
 	}
+	if x := v.Restoring; x != nil {
+		label.RestoringTo = x.To
+	}
 	count := make([]int, v.Layout.Stripes)
 	for _, l := range v.Legs {
 		if l.member() {

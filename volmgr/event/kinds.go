@@ -44,7 +44,10 @@ const (
 	PoolRoom         = "pool.room" // it is not nearly full any more
 	VolumeCreating   = "volume.creating"
 	VolumeReady      = "volume.ready"
-	SnapshotFailed   = "snapshot.failed" // it was not taken, and is deleted
+	SnapshotFailed   = "snapshot.failed"  // it was not taken, and is deleted
+	VolumeRestoring  = "volume.restoring" // it goes back to a snapshot
+	VolumeWentBack   = "volume.restored"
+	RestoreFailed    = "volume.restore-failed" // it is unchanged
 	VolumeUpdated    = "volume.updated"
 	VolumeFormatted  = "volume.formatted"
 	VolumeExpanding  = "volume.expanding"

@@ -136,6 +136,16 @@ func (q *Inquiry) Absent(column int) bool { return q.absent[column] }
 // never raised, since a ready volume may lack legs in sync until an operator promotes one.
 func (q *Inquiry) Unborn() bool { return q.Newest.Generation <= 1 && len(q.Newest.InSync) == 0 }
 
+// RestoringTo is the snapshot to which the volume was going back when the newest definition was written,
+// so that some of its legs may hold what that does and others not; zero: none. No host was granted the
+// volume before that was over.
+func (q *Inquiry) RestoringTo() (id block.VolumeID) {
+	if q.quiet() {
+		id = q.Newest.RestoringTo
+	}
+	return id
+}
+
 // quiet reports whether no host can have written since the newest definition.
 func (q *Inquiry) quiet() bool { return q.Newest.Quiet && q.Newest.Epoch >= q.Top }
 

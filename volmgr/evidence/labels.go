@@ -71,6 +71,8 @@ type VolumeLabel struct {
 	Writer block.NodeName
 	// Snapshot says of what the volume is a snapshot; zero: it is none.
 	Snapshot SnapshotOf
+	// RestoringTo is the snapshot to which the volume is going back; zero: it is not.
+	RestoringTo block.VolumeID
 }
 
 // SnapshotOf says of which volume a snapshot was taken, what that was called, together with which others,
