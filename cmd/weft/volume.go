@@ -18,13 +18,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/cmd/internal/snapshot"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), snapshot.NewRestore(g), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.
@@ -378,11 +379,17 @@ func origin(v *pb.Volume) (all []string) {
 			all = append(all, "group", cli.ShortID(s.GetGroupId()))
 		}
 	}
-	if v.GetFailed() != "" {
+	switch {
+	case v.GetFailed() != "" && v.GetSnapshot() != nil:
 		all = append(all, "not taken", v.GetFailed())
+	case v.GetFailed() != "":
+		all = append(all, "not restored", v.GetFailed())
 	}
 	if v.GetCloneOf() != "" {
 		all = append(all, "clone of", v.GetCloneOf())
+	}
+	if v.GetRestoringTo() != "" {
+		all = append(all, "goes back to", v.GetRestoringTo())
 	}
 	return all
 }

@@ -33,6 +33,21 @@ type stub struct {
 	created *pb.CreateSnapshotsRequest
 	listed  *pb.ListVolumesRequest
 	deleted []string
+
+	restored *pb.RestoreVolumeRequest
+	back     []*pb.Volume // what RestoreVolume answers, and then GetVolume
+}
+
+func (s *stub) RestoreVolume(_ context.Context, r *pb.RestoreVolumeRequest, _ ...grpc.CallOption) (*pb.Volume, error) {
+	if s.restored = r; s.refusal != nil {
+		return nil, s.refusal
+	}
+	s.volumes, s.next = nil, s.back[1:]
+	return s.back[0], nil
+}
+
+func (s *stub) ExplainVolume(context.Context, *pb.ExplainVolumeRequest, ...grpc.CallOption) (*pb.Explanation, error) {
+	return &pb.Explanation{Waits: []string{"a target"}}, nil
 }
 
 func (s *stub) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest, _ ...grpc.CallOption) (*pb.CreateSnapshotsResponse, error) {
@@ -256,6 +271,49 @@ func TestDeleteTakesSnapshotsAlone(t *testing.T) {
 		}
 		if r := cli.NewReport(err); r.Code != cli.ExitUsage || !strings.Contains(r.Hints[0], "weft volume delete db1") || len(api.deleted) > 0 {
 			t.Errorf("delete %s = %+v, and deletes %q", names, r, api.deleted)
+		}
+	}
+}
+
+// Going back keeps what was written since, or is told to let it go. The volume must not have changed since
+// the command looked at it.
+func TestAVolumeGoesBack(t *testing.T) {
+	db1 := func(generation uint64, restoring, why string) *pb.Volume {
+		return &pb.Volume{Id: "id of db1", Name: "db1", Generation: generation, RestoringTo: restoring, Failed: why}
+	}
+	attached := db1(7, "", "")
+	attached.Attachment = &pb.Attachment{Node: "gpu1"}
+	mon, before := snapshotOf("db1", "mon", pb.VolumeState_VOLUME_STATE_READY), snapshotOf("db1", "before", pb.VolumeState_VOLUME_STATE_READY)
+	let := restoreOptions{volume: "db1", to: "db1@mon", acceptDataLoss: true, wait: true}
+	keep := restoreOptions{volume: "db1", to: "db1@mon", keep: "before", wait: true}
+	under, done := db1(8, "db1@mon", ""), db1(9, "", "")
+	for name, c := range map[string]struct {
+		o       restoreOptions
+		api     stub
+		wantErr string
+		said    string
+	}{
+		"let go":             {let, stub{volumes: []*pb.Volume{db1(7, "", "")}, back: []*pb.Volume{under, done}}, "", "weft: volume db1 goes back to db1@mon\nweft: volume db1 holds what db1@mon does\n"},
+		"given up":           {let, stub{volumes: []*pb.Volume{db1(7, "", "")}, back: []*pb.Volume{under, db1(9, "", "it did not go back")}}, "volume db1: it did not go back", ""},
+		"an older manager":   {let, stub{volumes: []*pb.Volume{db1(7, "", "")}, refusal: status.Error(codes.Unimplemented, "unknown method")}, "its version cannot", ""},
+		"no such volume":     {let, stub{}, "not found", ""},
+		"without a snapshot": {restoreOptions{volume: "db1", keep: "before"}, stub{}, "--to: missing", ""},
+		"without a word":     {restoreOptions{volume: "db1", to: "db1@mon"}, stub{}, "would be gone", ""},
+		"both":               {restoreOptions{volume: "db1", to: "db1@mon", keep: "before", acceptDataLoss: true}, stub{}, "--keep keeps", ""},
+		"kept, in use":       {keep, stub{volumes: []*pb.Volume{attached, mon}}, "attached to gpu1", ""},
+		"kept already":       {keep, stub{volumes: []*pb.Volume{db1(7, "", ""), mon, before}}, "exists, and does not hold", ""},
+		"kept, to nothing":   {keep, stub{volumes: []*pb.Volume{db1(7, "", "")}}, "not found", ""},
+	} {
+		out, _, stderr := output(cli.FormatTable)
+		err := runRestore(t.Context(), &c.api, c.o, out)
+		if c.wantErr == "" && err != nil || c.wantErr != "" && (err == nil || !strings.Contains(err.Error(), c.wantErr)) {
+			t.Errorf("%s: %v, want %q", name, err, c.wantErr)
+		}
+		if c.said != "" && !strings.Contains(stderr.String(), c.said) {
+			t.Errorf("%s: says %q, want %q", name, stderr, c.said)
+		}
+		if c.wantErr == "" && c.api.restored.GetIfGeneration() != 7 {
+			t.Errorf("%s: asked for %v", name, c.api.restored)
 		}
 	}
 }
