@@ -131,6 +131,11 @@ func begin(t *mapped.Tree, id block.LegID, size block.Size, from Origin) error {
 		}
 		return t.Freeze(from.Leg.UUID, id.UUID, nil)
 	case from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE:
+		// The snapshot may be larger here than its volume: its leg had grown already, in an expansion that
+		// was not complete and that a manager whose store was lost does not know.
+		if l, there := t.Layer(from.Leg.UUID); there {
+			size = max(size, l.Size)
+		}
 		return t.Clone(from.Leg.UUID, id.UUID, size, nil)
 	}
 	return fmt.Errorf("origin of kind %d: %w", from.Kind, block.ErrUnsupported)

@@ -183,6 +183,22 @@ func TestASnapshotIsTakenOfALeg(t *testing.T) {
 	}
 }
 
+// A snapshot's leg can be larger than its volume: an expansion had reached the leg, and was not complete
+// when the manager's store was lost. A clone of the volume's size begins all the same.
+func TestACloneIsNoSmallerThanItsSnapshotsLeg(t *testing.T) {
+	p := newPlanted(t)
+	p.stop(t)
+	p.write(t, leg, 'a', 0)
+	must(t, p.disk.Prepare(leg, 2*block.GiB, Origin{}))
+	p.carve(t, monday, copied)
+	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.disk.Prepare(copied, block.GiB, cloneOf(monday)))
+	p.write(t, copied, 'c', 1)
+	p.holds(t, monday, "a-")
+	p.holds(t, copied, "ac")
+	p.end(t)
+}
+
 func TestACloneIsALegOfItsOwn(t *testing.T) {
 	p := newPlanted(t)
 	p.stop(t)
