@@ -659,9 +659,9 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 	x := v.taking()
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		switch on := s.targets[l.Node]; {
-		case l.State == LegDeleting || on == nil:
-		case x.Phase == Preparing && !on.labelled.Has(l.ID), x.Phase == Freezing && !s.frozen(v, l):
+		switch on := s.targets[l.Node]; { // nil: it has said nothing to this manager yet
+		case l.State == LegDeleting:
+		case x.Phase == Preparing && (on == nil || !on.labelled.Has(l.ID)), x.Phase == Freezing && !s.frozen(v, l):
 			waits = append(waits, fmt.Sprintf("%v: %s", l, s.legWaitsFor(l)))
 		}
 	}
@@ -680,7 +680,11 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 // frozen reports whether a leg of a snapshot is frozen and its label says so. It need not be mapped yet:
 // hosts hold their I/O meanwhile.
 func (s *State) frozen(v *Volume, l *Leg) bool {
-	r := s.targets[l.Node].legs.Get(l.ID)
+	on := s.targets[l.Node]
+	if on == nil {
+		return false
+	}
+	r := on.legs.Get(l.ID)
 	return r.Error == "" && r.Zeroed >= v.Layout.LegSize(v.Size)
 }
 

@@ -499,6 +499,10 @@ func (w *snapWorld) act() {
 				break
 			}
 		}
+	case 15:
+		if w.rng.IntN(2) == 0 {
+			w.nextManager()
+		}
 	default:
 		w.now = w.now.Add(time.Duration(w.rng.Int64N(int64(w.pace))))
 		if w.rng.IntN(2) == 0 {
@@ -509,6 +513,24 @@ func (w *snapWorld) act() {
 			w.hostActs(host)
 		}
 	}
+}
+
+// nextManager has another manager go on with the records. What was under way to and from the last one is
+// lost, and nobody has said anything to this one.
+func (w *snapWorld) nextManager() {
+	w.t.Helper()
+	next, err := Load(w.s.Records())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.s = next
+	for _, x := range w.targets {
+		x.wanted, x.said = nil, nil
+	}
+	for _, h := range w.hosts {
+		h.wanted, h.said = nil, nil
+	}
+	w.must(Tick{})
 }
 
 // refusable fails the test if a request failed in another way than to be refused.
@@ -653,6 +675,26 @@ func TestASnapshotThatCannotBeTakenIsGivenUp(t *testing.T) {
 		if len(x.legs) > 2 {
 			t.Errorf("%s keeps %d legs", x.name, len(x.legs))
 		}
+	}
+}
+
+// A manager that begins to lead while a snapshot is taken waits for targets that have said nothing to it yet.
+func TestTheNextManagerWaitsForLegsToBeFrozen(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		w.nextManager()
+	}
+	if v := w.volume("db1@mon"); v.State != VolumeCreating || v.taking().Phase != Preparing {
+		t.Errorf("the snapshot is %v, %+v", v.State, v.taking())
+	}
+	w.settle()
+	if v := w.volume("db1@mon"); v == nil || v.State != VolumeReady || len(v.Legs) != 2 {
+		t.Errorf("the snapshot is %+v", v)
 	}
 }
 
