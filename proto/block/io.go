@@ -61,6 +61,9 @@ func (io *IO) Complete(err error) {
 	io.Done(io)
 }
 
+// Range is the bytes of a device from Off to before End.
+type Range struct{ Off, End int64 }
+
 // Geometry describes a Device; all values are in bytes.
 type Geometry struct {
 	Size          Size

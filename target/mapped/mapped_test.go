@@ -260,6 +260,7 @@ func TestManyAtOnce(t *testing.T) {
 	tree, leg, place := memory(t, writers*area)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
+	must(t, tree.Freeze(id(1), id(99), nil))
 	want := make([][]byte, writers)
 	var group, admin sync.WaitGroup
 	failed := make(chan error, writers+1)
@@ -338,8 +339,29 @@ func oneOfMany(ctx context.Context, leg *Leg, want []byte, i, n int) error {
 		if !bytes.Equal(b, want[again:again+4096]) {
 			return fmt.Errorf("offset %d reads what was not written last", again*n+i*4096)
 		}
+		if err := namedIfData(leg, b, int64(again*n+i*4096)); err != nil {
+			return err
+		}
 	}
 	return compareStriped(leg, want, i, n)
+}
+
+// namedIfData checks that both lists of ranges name what is written at an offset. Snapshot 99 is empty.
+func namedIfData(leg *Leg, data []byte, off int64) error {
+	end := off + int64(len(data))
+	for kind, ask := range map[string]func() ([]block.Range, int64, error){
+		"allocated": func() ([]block.Range, int64, error) { return leg.Allocated(off, end, 1) },
+		"differing": func() ([]block.Range, int64, error) { return leg.Differing(id(99), off, end, 1) },
+	} {
+		found, _, err := ask()
+		if err != nil {
+			return err
+		}
+		if !block.AllZero(data) && (len(found) != 1 || found[0] != block.Range{Off: off, End: end}) {
+			return fmt.Errorf("%d to %d are written, %s are %v", off, end, kind, found)
+		}
+	}
+	return nil
 }
 
 func compareStriped(leg *Leg, want []byte, i, n int) error {
