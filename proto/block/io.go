@@ -18,6 +18,7 @@ const (
 	OpFlush       // makes every acknowledged write durable
 	OpDiscard     // the range's content is no longer needed
 	OpWriteZeroes // the range reads as zeroes afterwards
+	OpMap         // where the range may hold data: see Geometry.CheckMap
 )
 
 func (o Op) String() string {
@@ -32,6 +33,8 @@ func (o Op) String() string {
 		return "discard"
 	case OpWriteZeroes:
 		return "write zeroes"
+	case OpMap:
+		return "map"
 	}
 	return "unknown operation"
 }
@@ -44,7 +47,7 @@ type IO struct {
 	Unmap bool   // OpWriteZeroes: the range may be deallocated if it still reads as zeroes
 	Off   int64  // bytes from the start of the device, a multiple of its block size
 	Len   int64  // bytes, a multiple of the block size: len(Data) for reads and writes; 0 for OpFlush
-	Data  []byte // the buffer that reads fill and writes take from
+	Data  []byte // the buffer that reads fill and writes take from, and the bits of OpMap
 
 	// Done is called exactly once for each Submit, from any goroutine, possibly before
 	// Submit has returned. It must not block.
@@ -97,7 +100,6 @@ var (
 
 // CheckIO returns an error if an IO is not valid for a device of geometry g.
 func (g Geometry) CheckIO(io *IO) error {
-	b := int64(g.BlockSize)
 	switch {
 	case io.Op == OpFlush:
 		return nil
@@ -105,12 +107,48 @@ func (g Geometry) CheckIO(io *IO) error {
 		return ErrUnsupported
 	case g.ReadOnly && io.Op != OpRead:
 		return ErrReadOnly
-	case io.Off < 0 || io.Len <= 0 || io.Off%b != 0 || io.Len%b != 0 || uint64(io.Off) > uint64(g.Size) || uint64(io.Len) > uint64(g.Size)-uint64(io.Off):
+	case g.checkRange(io) != nil:
 		return ErrRange
 	case (io.Op == OpRead || io.Op == OpWrite) && int64(len(io.Data)) != io.Len:
 		return ErrRange
 	}
 	return nil
+}
+
+// checkRange returns an error if an IO's range is not one of whole blocks of the device.
+func (g Geometry) checkRange(io *IO) error {
+	b := int64(g.BlockSize)
+	if io.Off < 0 || io.Len <= 0 || io.Off%b != 0 || io.Len%b != 0 || uint64(io.Off) > uint64(g.Size) || uint64(io.Len) > uint64(g.Size)-uint64(io.Off) {
+		return ErrRange
+	}
+	return nil
+}
+
+// MapUnit is what a bit of an OpMap's answer stands for.
+const MapUnit = 4 * KiB
+
+// MapSize is how many bytes the answer to an OpMap has whose range is of n bytes.
+func MapSize(n int64) int { return int((n + 8*int64(MapUnit) - 1) / (8 * int64(MapUnit))) }
+
+// CheckMap is CheckIO for OpMap, which few devices know; CheckIO refuses it as ErrUnsupported. Bit
+// i%8 of Data[i/8] stands for the i-th MapUnit of the range. If the device clears it, the unit read as
+// zeroes at some moment while the IO was in flight; if it sets it, the unit may hold anything.
+func (g Geometry) CheckMap(io *IO) error {
+	if g.checkRange(io) != nil || len(io.Data) != MapSize(io.Len) {
+		return ErrRange
+	}
+	return nil
+}
+
+// MayHold reports whether an OpMap's answer has a bit set.
+func MayHold(answer []byte, unit int64) bool { return answer[unit/8]>>(unit%8)&1 == 1 }
+
+// MarkMap sets the bits of an OpMap's answer for the range [off, end), relative to the range that was
+// asked for.
+func MarkMap(answer []byte, off, end int64) {
+	for unit := off / int64(MapUnit); unit*int64(MapUnit) < end; unit++ {
+		answer[unit/8] |= 1 << (unit % 8)
+	}
 }
 
 // Do submits an IO and waits for it.

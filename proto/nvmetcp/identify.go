@@ -135,6 +135,7 @@ const (
 	CTRATT128BitHostID     uint32 = 1 << 0
 	CTRATTTrafficKeepAlive uint32 = 1 << 6 // TBKAS: any command is a keep alive
 	OACSSecurity           uint16 = 1 << 0
+	OACSGetLBAStatus       uint16 = 1 << 9
 	ONCSCompare            uint16 = 1 << 0
 	ONCSWriteUncorrectable uint16 = 1 << 1
 	ONCSDatasetManagement  uint16 = 1 << 2

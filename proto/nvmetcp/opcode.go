@@ -22,8 +22,11 @@ const (
 	AdminSecuritySend Opcode = 0x81
 	AdminSecurityRecv Opcode = 0x82
 	AdminSanitize     Opcode = 0x84
+	AdminGetLBAStatus Opcode = 0x86
 	AdminCheckpoint   Opcode = 0xc0 // Weft's own, see Checkpoint
 	AdminBehind       Opcode = 0xc1 // the same for a leg that is copied to, with data for the controller
+	// AdminGetDifferences is Weft's own, see GetDifferences.
+	AdminGetDifferences Opcode = 0xc2
 )
 
 // Opcodes on I/O queues (NVM, figure 16).
@@ -85,6 +88,7 @@ var adminNames = map[Opcode]string{
 	AdminSetFeatures: "Set Features", AdminGetFeatures: "Get Features", AdminAsyncEvent: "Asynchronous Event Request",
 	AdminKeepAlive: "Keep Alive", AdminFormatNVM: "Format NVM", AdminSecuritySend: "Security Send",
 	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize", AdminCheckpoint: "Checkpoint", AdminBehind: "Checkpoint of a Copy",
+	AdminGetLBAStatus: "Get LBA Status", AdminGetDifferences: "Get Differences",
 }
 
 var ioNames = map[Opcode]string{

@@ -130,6 +130,9 @@ var logStructures = []structure{
 	of("DiscoveryLog", DiscoveryEntrySize, ParseDiscoveryLog, func(v DiscoveryLog) []byte { v.Records = uint64(len(v.Entries)); return v.Append(nil) }),
 	commandOf("Checkpoint", 0, plain(ParseCheckpoint), noMore(Checkpoint.Command)),
 	of("Behind", behindHeaderSize, ParseBehind, func(v Behind) []byte { return v.Append(nil) }),
+	commandOf("GetLBAStatus", 0, plain(ParseGetLBAStatus), noMore(GetLBAStatus.Command)),
+	commandOf("GetDifferences", 0, plain(ParseGetDifferences), noMore(GetDifferences.Command)),
+	of("LBAStatusList", LBAStatusHeaderSize, ParseLBAStatusList, func(v LBAStatusList) []byte { return v.Append(nil) }),
 	of("WrittenLog", WrittenHeaderSize, ParseWrittenLog, func(v WrittenLog) []byte { return v.Append(nil) }),
 	of("ReservationNotice", ReservationNotifySize, ParseReservationNotice, func(v ReservationNotice) []byte { return v.Append(nil) }),
 }

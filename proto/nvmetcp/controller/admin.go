@@ -3,6 +3,8 @@
 package controller
 
 import (
+	"math"
+
 	"weft.dev/weft/proto/nvmetcp"
 )
 
@@ -33,6 +35,11 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 		r.abort(a)
 	case nvmetcp.AdminCheckpoint:
 		r.finish(a.checkpoint(nvmetcp.ParseCheckpoint(&r.cmd)))
+	case nvmetcp.AdminGetLBAStatus:
+		c.getLBAStatus(r, a)
+	case nvmetcp.AdminGetDifferences:
+		g := nvmetcp.ParseGetDifferences(&r.cmd)
+		c.findRanges(r, a, uint64(g.Length), g.Start, math.MaxUint64)
 	case nvmetcp.AdminBehind:
 		n := int(r.cmd.SGL().Length)
 		if n > nvmetcp.MostBehindLen {

@@ -131,6 +131,8 @@ func adminCommands() []nvmetcp.Command {
 	for _, commit := range []bool{false, true} {
 		all = append(all, nvmetcp.Checkpoint{NSID: 1, Token: 5, Commit: commit}.Command())
 	}
+	all = append(all, nvmetcp.GetLBAStatus{NSID: 1, Action: nvmetcp.LBAAllocated, Length: 64}.Command(),
+		nvmetcp.GetDifferences{NSID: 1, Since: block.UUID{1}, Length: 64}.Command())
 	all = append(all, nvmetcp.GetLog{ID: nvmetcp.LogWritten, NSID: 1, Length: 64}.Command())
 	for cns := range nvmetcp.CNSCommandSets + 1 {
 		all = append(all, nvmetcp.Identify{CNS: cns, NSID: 1}.Command())

@@ -129,6 +129,7 @@ func (a *association) describe() nvmetcp.Controller {
 	c.ANATT, c.ANACAP, c.ANAGroupMax, c.ANAGroups = 10, 1<<5-1, maxANAGroups, maxANAGroups
 	c.Namespaces, c.MaxNamespaces = a.largestNSID(), maxNamespaces
 	c.ONCS = nvmetcp.ONCSCompare | nvmetcp.ONCSDatasetManagement | nvmetcp.ONCSWriteZeroes | nvmetcp.ONCSReservations
+	c.OACS = nvmetcp.OACSGetLBAStatus
 	c.VWC = nvmetcp.VWCPresent | 2<<1 // Flush takes one namespace
 	c.CRDT[0] = fullDelay
 	c.PerHost = uint16(min(s.cfg.PerHost, 0xffff))

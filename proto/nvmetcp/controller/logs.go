@@ -108,7 +108,8 @@ func (a *association) changedNamespaces(retain bool) []byte {
 func effects() []byte {
 	var e nvmetcp.Effects
 	for _, op := range []nvmetcp.Opcode{nvmetcp.AdminGetLogPage, nvmetcp.AdminIdentify, nvmetcp.AdminAbort, nvmetcp.AdminSetFeatures,
-		nvmetcp.AdminGetFeatures, nvmetcp.AdminAsyncEvent, nvmetcp.AdminKeepAlive, nvmetcp.AdminCheckpoint, nvmetcp.AdminBehind} {
+		nvmetcp.AdminGetFeatures, nvmetcp.AdminAsyncEvent, nvmetcp.AdminKeepAlive, nvmetcp.AdminCheckpoint, nvmetcp.AdminBehind,
+		nvmetcp.AdminGetLBAStatus, nvmetcp.AdminGetDifferences} {
 		e.Admin[op] = nvmetcp.EffectSupported
 	}
 	for _, op := range []nvmetcp.Opcode{nvmetcp.IOFlush, nvmetcp.IORead, nvmetcp.IOCompare, nvmetcp.IOReservationRegister,

@@ -122,6 +122,7 @@ type Target struct {
 	data        *budget // of what commands have asked for
 	capsules    *budget // of data in capsules
 	limiter     *connLimiter
+	mapping     chan struct{} // held while a Mapper is asked
 	anaChanges  atomic.Uint64 // CHGCNT of the ANA log
 
 	// mu guards the links between subsystems, ports and associations. I/O does not take it.
@@ -149,7 +150,7 @@ func New(c Config) (*Target, error) {
 		subsystems: map[block.NQN]*Subsystem{}, ports: map[*Port]struct{}{}, perHost: map[block.NQN]int{},
 		told: map[block.NQN]told{},
 	}
-	t.limiter = newConnLimiter(&t.cfg)
+	t.limiter, t.mapping = newConnLimiter(&t.cfg), make(chan struct{}, mapsAtOnce)
 	inCapsules := int(c.Memory / 4)
 	t.data, t.capsules = newBudget(int(c.Memory)-inCapsules, t.memoryLimit), newBudget(inCapsules, int(max(c.MDTS, 4*c.InCapsule)))
 	t.discovery, err = newSubsystem(t, SubsystemConfig{NQN: nvmetcp.DiscoveryNQN, Serial: "discovery"})

@@ -17,6 +17,10 @@ func (n *Namespace) Submit(io *block.IO) { n.submit(io, false) }
 // connection or it is lost.
 func (n *Namespace) submit(io *block.IO, failed bool) {
 	c, a := n.controller, n.state.Load()
+	if io.Op == block.OpMap {
+		n.submitMap(io)
+		return
+	}
 	c.outstanding.Add(1)
 	c.use()
 	err := a.Geometry.CheckIO(io)

@@ -240,7 +240,7 @@ func (p *Paths) arrived(io *block.IO) {
 		p.finish(j, nil)
 		return
 	case errors.Is(err, errLost), errors.Is(err, block.ErrGone):
-		if io.Op != block.OpRead {
+		if io.Op != block.OpRead && io.Op != block.OpMap {
 			j.after = time.Now().Add(p.quiesce)
 		}
 	case errors.Is(err, errUnsent):
