@@ -17,12 +17,15 @@ import (
 )
 
 // spared runs f over a mirror of two copies with a third target that has no copy.
-func spared(t *testing.T, f func(m *mirror, spare *targetHost)) {
+func spared(t *testing.T, f func(m *mirror, spare *targetHost)) { sparedAs(t, withoutCaches, f) }
+
+// sparedAs is spared; set may change the cluster before it starts.
+func sparedAs(t *testing.T, set func(*cluster), f func(m *mirror, spare *targetHost)) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &mirror{t: t}
 		m.cluster = newCluster(t, 3, 2, func(c *cluster) {
 			m.users = share(c)
-			withoutCaches(c)
+			set(c)
 		})
 		defer m.close()
 		m.createVolume(block.Layout{Stripes: 1, Copies: 2})

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +186,9 @@ func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
 		m.put("c1", 2, 1, 600*256)
 		m.second.start()
 		m.attachedAndHealthy()
+		if copied := m.copiedTo(m.second); len(copied) != 1 || copied[0] != 64*block.KiB {
+			t.Errorf("%v were copied, want 64KiB: the four grains with data that may differ", copied)
+		}
 		time.Sleep(10 * time.Second) // reports of space are some seconds old
 		for _, l := range m.volume().GetLegs() {
 			if used := block.Size(l.GetUsedBytes()); used < 3*block.MiB || used > 8*block.MiB {
@@ -192,6 +197,66 @@ func TestACopyOfAThinVolumeStaysThin(t *testing.T) {
 		}
 		m.holdsWithout(m.first, 2, 1, 600*256)
 		m.holds("c1", 1, 0, 300*256, 301*256)
+	})
+}
+
+// copiedTo returns how much was copied to each leg of a target that came into sync, by the manager's
+// events.
+func (m *mirror) copiedTo(h *targetHost) (all []block.Size) {
+	m.t.Helper()
+	list, err := m.operator.ListEvents(context.Background(), &pb.ListEventsRequest{Object: "volume " + volumeName, Limit: 1000})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, e := range list.GetEvents() {
+		if e.GetKind() != "leg.in-sync" || e.GetAttributes()["node"] != h.name {
+			continue
+		}
+		n, err := strconv.ParseUint(e.GetAttributes()["bytes_copied"], 10, 64)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		all = append(all, block.Size(n))
+	}
+	return all
+}
+
+// A new copy of a thin volume is copied only where the volume has data, under writes and discards to
+// all of it.
+func TestANewCopyOfAThinVolumeIsCopiedWhereThereIsData(t *testing.T) {
+	sparedAs(t, thin, func(m *mirror, spare *targetHost) {
+		m.put("c1", 1, 0, 1, 300*256, 600*256)
+		m.second.kill()
+		time.Sleep(14 * time.Minute)
+		device := m.users.device("c1").volume
+		stop, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			r := rand.New(rand.NewPCG(1, 2))
+			for n := uint64(2); !closed(stop); n++ {
+				io := block.IO{Op: block.OpWrite, Off: ((1+r.Int64N(80))*40 + 8) << 20, Len: unit, Data: edition(n)}
+				if n%3 == 0 {
+					io.Op, io.Len, io.Data = block.OpDiscard, 1<<20, nil
+				}
+				if err := block.Do(device, &io); err != nil {
+					t.Error(err)
+					return
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+		}()
+		time.Sleep(2 * time.Minute)
+		m.second.start() // its leg is given up, and freed now
+		m.copiesOn(m.first, spare)
+		close(stop)
+		<-ended
+		copied := m.copiedTo(spare)
+		if len(copied) != 1 || copied[0] < 3*16*block.KiB || copied[0] > 16*block.MiB {
+			t.Errorf("the copy of %v has got %v, want some hundred KiB", m.cluster.size, copied)
+		}
+		m.did("%v were copied", copied)
+		m.sameCopies()
+		m.holdsWithout(m.first, 1, 0, 1, 300*256, 600*256)
 	})
 }
 

@@ -174,6 +174,9 @@ func (k *Keeper) observeCopy(w *volume.Wanted, at volume.Place, status engine.Le
 		Done: status.Resync.Done, Total: status.Resync.Total, Speed: status.Speed,
 		Busy: status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed, Withheld: status.Withheld, Full: status.Full > 0,
 	}
+	if status.State == engine.CaughtUp {
+		seen.Dirty -= min(seen.Dirty, status.Skipped)
+	}
 	if l := w.At(at.Column, at.Copy); l != nil && l.Leg == slot.leg {
 		seen.Superseded, seen.Reborn = l.Revision != slot.revision, l.Reborn > slot.revision
 	}

@@ -217,7 +217,7 @@ type CopySeen struct {
 	Busy   bool
 	Oldest time.Duration
 
-	Dirty block.Size // bytes to copy when its rebuild began
+	Dirty block.Size // bytes to copy when its rebuild began; once it has caught up, without what held no data
 	// Done, Total and Speed are of its rebuild: bytes, and bytes in a second lately, 0: not known.
 	Done, Total, Speed block.Size
 	// Whole is the revision of the leg at which a copy of all of it began, since which all that it

@@ -60,7 +60,9 @@ type leg struct {
 	rebuild *rebuild
 	// total is the number of regions that the rebuild had to copy when it began.
 	total uint64
-	out   atomic.Int64 // IOs that its devices have not answered
+	// skipped is what its last rebuild did not have to copy, in bytes.
+	skipped atomic.Int64
+	out     atomic.Int64 // IOs that its devices have not answered
 
 	withheld bool // no write that it takes part in is acknowledged
 }

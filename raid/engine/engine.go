@@ -115,6 +115,7 @@ type LegStatus struct {
 	Dirty, Regions uint64
 	Resync         Progress   // Rebuilding: of the rebuild
 	Speed          block.Size // Rebuilding: what it copied in a second lately; 0: not known
+	Skipped        block.Size // what its last rebuild did not copy because it holds no data
 }
 
 // Status is the status of a volume at one moment.

@@ -102,7 +102,9 @@ func (j job) dropped(p *extentIO, e *effects) {
 }
 
 // quiet reports whether a leg's error is not reported to the owner.
-func (j job) quiet(s *legIO, err error) bool { return j.scrub != nil && j.scrub.quiet(s, err) }
+func (j job) quiet(s *legIO, err error) bool {
+	return s.op == block.OpMap || j.scrub != nil && j.scrub.quiet(s, err)
+}
 
 // done gives a job the result of its extent IO. Nothing is locked.
 func (j job) done(err error) {
@@ -376,7 +378,7 @@ func (s *legIO) send(e *effects) {
 		e.submit(s)
 		return
 	}
-	if s.most > 0 && io.Len > s.most {
+	if s.most > 0 && io.Len > s.most && s.op != block.OpMap {
 		io.Len = s.most
 	}
 	switch {
@@ -384,6 +386,8 @@ func (s *legIO) send(e *effects) {
 		io.Op, io.Unmap = block.OpWrite, false
 		io.Len = min(io.Len, int64(len(zeroes)))
 		io.Data = zeroes[:io.Len]
+	case s.op == block.OpMap:
+		io.Data = s.data
 	case s.data != nil:
 		io.Data = s.data[s.done : s.done+io.Len]
 	}
@@ -391,7 +395,10 @@ func (s *legIO) send(e *effects) {
 }
 
 // writes reports whether s changes the leg's data.
-func (s *legIO) writes() bool { return s.op != block.OpRead && s.op != block.OpFlush }
+func (s *legIO) writes() bool { return !s.reads() && s.op != block.OpFlush }
+
+// reads reports whether s tells something of the leg's data, and changes nothing.
+func (s *legIO) reads() bool { return s.op == block.OpRead || s.op == block.OpMap }
 
 // restart makes a paused legIO start at its beginning. One that is out does so when it is
 // answered.
@@ -481,7 +488,7 @@ func (s *legIO) count(l *leg) (void bool, err error) {
 	if err == nil && s.op != block.OpFlush {
 		s.done += s.io.Len
 	}
-	if void = current && s.gen < l.born && s.op != block.OpRead; void {
+	if void = current && s.gen < l.born && !s.reads(); void {
 		s.done = 0
 	}
 	return void, err
@@ -491,7 +498,7 @@ func (s *legIO) count(l *leg) (void bool, err error) {
 func (s *legIO) progress(l *leg, void bool, err error) part {
 	current := l.inc == s.inc
 	switch more := s.op != block.OpFlush && s.done < s.p.length(); {
-	case (err != nil || void) && current && s.gen != l.gen && s.op != block.OpRead:
+	case (err != nil || void) && current && s.gen != l.gen && !s.reads():
 		return partPaused // to be sent to the leg's new device
 	case err != nil:
 		return partFailed

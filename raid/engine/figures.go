@@ -100,7 +100,7 @@ func (p *extentIO) account(e *effects) {
 // account counts an IO that a leg has answered whole, or with an error. The shard is locked.
 func (s *legIO) account(err error, e *effects) {
 	p := s.p
-	if p.c.v.figures.off {
+	if p.c.v.figures.off || s.op == block.OpMap {
 		return
 	}
 	t, op := &p.sh.legs[s.copy], countedAs[s.op]

@@ -156,6 +156,7 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 		l.missed.setBytes(r, c.v.plan.region)
 	}
 	l.total = l.missed.len()
+	l.skipped.Store(0)
 	l.rebuild = newRebuild(c, copy, l.inc)
 }
 

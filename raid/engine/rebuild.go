@@ -38,6 +38,8 @@ type rebuild struct {
 	copy    int
 	inc     uint64 // the leg's
 	stopped atomic.Bool
+	whole   atomic.Bool   // a leg does not know where it has data
+	skipped *atomic.Int64 // the leg's: bytes that had no data and were not copied
 
 	mu        sync.Mutex
 	cursor    uint64 // the next region to look at
@@ -61,6 +63,7 @@ type lane struct {
 
 	// Used only by the goroutine that does the lane's next step.
 	off, end int64 // the rest of the region
+	surveyed survey
 	length   int64 // of the copy under way
 	began    int64
 	served   uint64
@@ -73,7 +76,7 @@ func (v *Volume) SetRebuildRate(rate block.Size) {
 }
 
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
-	r := &rebuild{c: c, copy: copy, inc: inc}
+	r := &rebuild{c: c, copy: copy, inc: inc, skipped: &c.legs[copy].skipped}
 	r.lanes = make([]lane, min(mostLanes, max(1, allLanes/len(c.v.columns))))
 	for i := range r.lanes {
 		r.lanes[i].r, r.lanes[i].number = r, i
@@ -104,12 +107,19 @@ func (ln *lane) next() {
 	if !ln.take() {
 		return
 	}
+	if ln.skip() {
+		ln.kick()
+		return
+	}
 	ln.began = r.c.v.clock.now()
 	if rest := r.c.v.background.begin(ln.began); rest > 0 {
 		r.c.v.clock.after(rest, ln.kick)
 		return
 	}
-	ln.length = min(ln.end-ln.off, r.c.v.copyUnit)
+	if ln.survey() {
+		return
+	}
+	ln.length = ln.stretch(r.c.v.copyUnit)
 	if ln.buf == nil {
 		ln.buf = make([]byte, min(r.c.v.copyUnit, 1<<r.c.v.plan.region))
 	}
@@ -169,6 +179,7 @@ func (r *rebuild) pick(ln *lane) bool {
 			if !r.taken(region) {
 				ln.has, ln.region = true, region
 				ln.off, ln.end = r.bounds(region)
+				ln.surveyed.state, ln.surveyed.bits = surveyNone, nil
 				return true
 			}
 		}
@@ -212,6 +223,11 @@ func (ln *lane) done(err error) {
 		r.mu.Lock()
 		ln.busy, ln.has = false, false
 		r.mu.Unlock()
+		return
+	}
+	if ln.surveyed.state == surveyBegun {
+		ln.surveyed.over(ln)
+		ln.kick()
 		return
 	}
 	if ln.off += ln.length; ln.off >= ln.end {
@@ -260,9 +276,14 @@ func (ln *lane) copied() {
 		return
 	}
 	ln.has = false
-	if l := &r.c.legs[r.copy]; l.inc == r.inc {
-		l.missed.unset(ln.region)
+	l := &r.c.legs[r.copy]
+	if l.inc != r.inc {
+		return
 	}
+	if ln.surveyed.bits != nil && l.caches.Load() {
+		l.cached.set(ln.region, ln.region) // that it reads as zeroes may not be durable
+	}
+	l.missed.unset(ln.region)
 }
 
 // pause returns how long the lane waits in favor of user IO. It is zero if there was none
@@ -291,6 +312,10 @@ func (ln *lane) start(p *extentIO, e *effects) {
 		p.finish(errUnread, e)
 		return
 	}
+	if ln.surveyed.state == surveyBegun {
+		p.issue(from, block.OpMap, ln.surveyed.room[0], e)
+		return
+	}
 	p.issue(from, block.OpRead, ln.buf[:p.length()], e)
 }
 
@@ -302,6 +327,8 @@ func (ln *lane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	switch {
 	case c.legs[ln.r.copy].inc != ln.r.inc:
 		p.finish(errLeft, e)
+	case ln.surveyed.state == surveyBegun:
+		ln.surveyed.answer(ln, p, s, state, err, e)
 	case s.copy == ln.r.copy && state == partPaused: // start again once resumed
 		p.start(e)
 	case s.copy == ln.r.copy:

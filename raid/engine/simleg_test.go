@@ -22,6 +22,8 @@ type simLeg struct {
 	tags []uint64
 	// tracker lists what is written; nil without checkpoints.
 	tracker *checkpoint.Tracker
+	// maps says more than there is of where the leg has data; nil: it does not know.
+	maps *rand.Rand
 
 	cache map[int]uint64 // sectors that are not durable, and what they would be after a power loss
 	order []int          // of cache's keys
@@ -77,7 +79,11 @@ type simOp struct {
 func (d *simDevice) Geometry() block.Geometry { return d.leg.g }
 
 func (d *simDevice) Submit(io *block.IO) {
-	if err := d.leg.g.CheckIO(io); err != nil {
+	check := d.leg.g.CheckIO
+	if io.Op == block.OpMap {
+		check = d.leg.g.CheckMap
+	}
+	if err := check(io); err != nil {
 		panic(err)
 	}
 	op := &simOp{io: *io, orig: io}
@@ -89,6 +95,25 @@ func (d *simDevice) Submit(io *block.IO) {
 }
 
 func (o *simOp) sectors() int { return int(o.io.Len / sector) }
+
+// reads reports whether it changes nothing that another may see.
+func (o *simOp) reads() bool { return o.io.Op == block.OpRead || o.io.Op == block.OpMap }
+
+// mapUnit says of the unit that begins at a sector whether it may hold data.
+func (l *simLeg) mapUnit(o *simOp, first int) {
+	const unit = int(block.MapUnit) / sector
+	if o.at == 0 {
+		clear(o.io.Data)
+	}
+	if o.at%unit != 0 || l.maps == nil {
+		return
+	}
+	for s := first + o.at; s < first+min(o.at+unit, o.sectors()); s++ {
+		if l.tags[s] != 0 || l.maps.IntN(100) == 0 {
+			block.MarkMap(o.io.Data, int64(o.at)*sector, int64(o.at)*sector+1)
+		}
+	}
+}
 
 // write changes one sector of the medium.
 func (l *simLeg) write(s int, tag uint64, durable bool) {
@@ -104,7 +129,7 @@ func (l *simLeg) write(s int, tag uint64, durable bool) {
 // apply does some of an IO.
 func (l *simLeg) apply(o *simOp, n int) {
 	first := int(o.io.Off / sector)
-	if l.tracker != nil && o.io.Op != block.OpRead && n > 0 {
+	if l.tracker != nil && !o.reads() && n > 0 {
 		l.tracker.Mark(o.io.Off, o.io.Len)
 	}
 	for ; n > 0 && o.at < o.sectors(); n-- {
@@ -112,6 +137,8 @@ func (l *simLeg) apply(o *simOp, n int) {
 		switch o.io.Op {
 		case block.OpRead:
 			binary.LittleEndian.PutUint64(o.io.Data[at:], l.tags[s])
+		case block.OpMap:
+			l.mapUnit(o, first)
 		case block.OpWrite:
 			l.write(s, binary.LittleEndian.Uint64(o.io.Data[at:]), o.io.FUA)
 		case block.OpWriteZeroes:
@@ -155,7 +182,7 @@ func (d *simDevice) step(faults bool) {
 	}
 	i := d.leg.r.IntN(len(d.ops))
 	o := d.ops[i]
-	if d.leg.worn && o.io.Op != block.OpRead && o.io.Op != block.OpFlush {
+	if d.leg.worn && !o.reads() && o.io.Op != block.OpFlush {
 		if d.leg.r.IntN(4) == 0 {
 			d.leg.apply(o, d.leg.r.IntN(o.sectors()+1))
 		}
@@ -169,7 +196,7 @@ func (d *simDevice) step(faults bool) {
 		d.answer(i, []error{errSim, block.ErrMedium, block.ErrGone}[d.leg.r.IntN(3)])
 		return
 	}
-	if o.io.Op == block.OpWriteZeroes && d.leg.g.DiscardUnit == 0 {
+	if o.io.Op == block.OpWriteZeroes && d.leg.g.DiscardUnit == 0 || o.io.Op == block.OpMap && d.leg.maps == nil {
 		d.answer(i, block.ErrUnsupported)
 		return
 	}
@@ -200,7 +227,7 @@ func (d *simDevice) cutNow() {
 	ops := d.ops
 	d.ops = nil
 	for _, o := range ops {
-		if o.io.Op != block.OpRead && o.at < o.sectors() && d.leg.alive {
+		if !o.reads() && o.at < o.sectors() && d.leg.alive {
 			o.io.Data = append([]byte(nil), o.io.Data...)
 			d.leg.limbo = append(d.leg.limbo, o)
 		}

@@ -529,7 +529,7 @@ func (l *simLeg) disown() {
 		return
 	}
 	for _, o := range l.dev.ops {
-		if o.io.Op != block.OpRead && o.at < o.sectors() && l.alive {
+		if !o.reads() && o.at < o.sectors() && l.alive {
 			o.io.Data = append([]byte(nil), o.io.Data...)
 			l.limbo = append(l.limbo, o)
 		}

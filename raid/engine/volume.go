@@ -85,6 +85,7 @@ type guards struct {
 	lateReads      bool // reads are answered even if another host may have written meanwhile
 	renewAnyway    bool // a leg that has lost its cache continues, whatever was in it
 	oldAnswers     bool // answers from before a leg lost its cache count
+	sourceAlone    bool // only the leg in sync is asked where it has data
 }
 
 // conflict is the rule of that name, unless a guard weakens it.
