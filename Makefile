@@ -89,11 +89,11 @@ QUICK_CASES = should store data|should write files of various sizes|should suppo
 kube-e2e-quick: ## run a part of that suite that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 
-bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number; PART=snapshots: legs found through a map, in memory)
+bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number; PART=snapshots: legs found through a map, in memory, and how long writes wait for a snapshot)
 	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers snapshots,$(PART)),,vm) $(if $(filter vm columns csi manager managers snapshots,$(PART)),,bench))
 	go build -o bin/bench ./e2e/bench
-	@$(if $(filter failover patience all,$(PART)),$(MAKE) --no-print-directory build)
-	$(if $(filter csi manager managers snapshots,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
+	@$(if $(filter failover patience snapshots all,$(PART)),$(MAKE) --no-print-directory build)
+	$(if $(filter csi manager managers,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")
 	$(if $(filter csi all,$(PART)),go test -run '^$$' -bench . -benchtime 30x ./e2e/csi)
 	$(if $(filter manager all,$(PART)),go test -run '^$$' -bench 'DecisionAmong|VolumesThrough|RecordOfALost' -benchtime 1x -timeout 30m ./volmgr/cluster ./volmgr)
 	$(if $(filter managers all,$(PART)),go test -run '^$$' -bench 'ThreeManagers' -benchtime 1x -timeout 30m ./volmgr)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -77,6 +78,9 @@ func TestScenarioEverythingIsUpgraded(t *testing.T) {
 		for _, h := range hosts {
 			h.goesOn(t, step.Kind+" "+step.Name)
 		}
+		if step.Kind == "target" {
+			handOverAgain(t, b, m, hosts)
+		}
 	}
 	if steps != all {
 		t.Errorf("there were %d steps, want %d", steps, all)
@@ -118,6 +122,37 @@ func (h *upgraded) goesOn(t *testing.T, step string) {
 	t.Logf("%s: no write of the %s host waits for longer than %v", step, h.path, stall.Round(time.Millisecond))
 	if stall > 5*time.Second { // a leg that does not answer for 2 s is lost, which its events would show
 		t.Errorf("during the upgrade of %s a write of the %s host waited for %v", step, h.path, stall)
+	}
+}
+
+// handOverAgain has a target hand over to more processes of its new program. QEMU has translated that by
+// now, as it had not at the step, when the hosts waited for it.
+func handOverAgain(t *testing.T, b *testbed.Bed, m *vm.Machine, hosts []*upgraded) {
+	t.Helper()
+	pids := func() string {
+		out, err := m.Shell(t.Context(), "busybox pidof weft")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(out)
+	}
+	for range 3 {
+		for _, h := range hosts {
+			h.before = len(h.w.Log())
+		}
+		before := pids()
+		if _, err := m.Shell(t.Context(), "kill -USR2 "+before); err != nil {
+			t.Fatal(err)
+		}
+		b.Eventually(time.Minute, m.Name()+" has handed over", func(context.Context) error {
+			if now := pids(); now == before || strings.Contains(now, " ") {
+				return fmt.Errorf("process %s was told to; there are %s", before, now)
+			}
+			return nil
+		})
+		for _, h := range hosts {
+			h.goesOn(t, "target "+m.Name()+" again")
+		}
 	}
 }
 

@@ -33,8 +33,8 @@ import (
 )
 
 var (
-	part     = flag.String("part", "all", "which part to run: user, failover, patience, vm, columns or all; all leaves out patience")
-	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, three in the others")
+	part     = flag.String("part", "all", "which part to run: user, failover, patience, snapshots, vm, columns or all; all leaves out patience")
+	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, 100 in the part snapshots, three in the others")
 	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, one in the part columns, an hour in the part patience")
 	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
@@ -70,8 +70,8 @@ func main() {
 		return
 	}
 	flag.Parse()
-	if !slices.Contains([]string{"user", "failover", "patience", "vm", "columns", "all"}, *part) {
-		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, vm, columns or all\n", *part)
+	if !slices.Contains([]string{"user", "failover", "patience", "snapshots", "vm", "columns", "all"}, *part) {
+		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, snapshots, vm, columns or all\n", *part)
 		os.Exit(2)
 	}
 	if *peers {
@@ -106,6 +106,12 @@ func parts() (code int) {
 	defer stop()
 	if *part == "failover" || *part == "all" {
 		if err := failover.Measure(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 10), Only: *only, Out: os.Stdout}); err != nil {
+			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+			return 1
+		}
+	}
+	if *part == "snapshots" || *part == "all" {
+		if err := failover.Holds(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 100), Out: os.Stdout}); err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1
 		}

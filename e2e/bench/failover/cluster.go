@@ -44,10 +44,11 @@ type cluster struct {
 	conn    *grpc.ClientConn
 	manager pb.ManagerClient
 	client  *client
+	thin    bool // its volumes are thin
 }
 
-func newCluster(ctx context.Context, weft string, rails int) (c *cluster, retErr error) {
-	c = &cluster{}
+func newCluster(ctx context.Context, weft string, rails int, thin bool) (c *cluster, retErr error) {
+	c = &cluster{thin: thin}
 	defer func() {
 		if retErr != nil {
 			retErr = errors.Join(retErr, c.close())
@@ -132,7 +133,7 @@ func (c *cluster) addTarget(ctx context.Context, weft, manager, name string, rai
 // attach creates a volume, attaches it, and waits until it is in use.
 func (c *cluster) attach(ctx context.Context, volume, node string) error {
 	err := c.eventually(ctx, "the volume", func(ctx context.Context) error {
-		v, err := c.manager.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: volume, SizeBytes: volumeSize, Copies: copies, Stripes: 1})
+		v, err := c.manager.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: volume, SizeBytes: volumeSize, Copies: copies, Stripes: 1, Thin: c.thin})
 		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
 			err = fmt.Errorf("it is %v", v.GetState())
 		}

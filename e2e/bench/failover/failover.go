@@ -76,7 +76,7 @@ func Measure(ctx context.Context, o Options) error {
 }
 
 func (f failure) measure(ctx context.Context, o Options) (all []stall, retErr error) {
-	c, err := newCluster(ctx, o.Weft, f.rails)
+	c, err := newCluster(ctx, o.Weft, f.rails, false)
 	if err != nil {
 		return nil, err
 	}
