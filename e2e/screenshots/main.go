@@ -114,7 +114,7 @@ type page struct {
 }
 
 var healthy = []page{
-	{"now", "/", 1150}, {"volumes", "/volumes", 900}, {"volume", "/volumes/db1", 1500}, {"drives", "/drives", 1300},
+	{"now", "/", 1150}, {"volumes", "/volumes", 900}, {"volume", "/volumes/db1", 1500}, {"thin-volume", "/volumes/train", 1700}, {"snapshot", "/volumes/train@epoch-2", 1500}, {"drives", "/drives", 1300},
 	{"hosts", "/hosts", 800}, {"what-if", "/what-if?kind=rack&name=r1", 1250}, {"events", "/events", 1000}, {"access", "/access", 1100}, {"node", "/nodes/t1", 1500},
 }
 
@@ -201,6 +201,7 @@ func (s *shoot) fill(ctx context.Context, walk bool) error {
 		"volume create db1 --size 2GiB --stripes 3 --copies 2 --spread rack --wait", "volume create media --size 6GiB --stripes 4 --copies 2 --wait",
 		"volume create vault --size 1GiB --stripes 1 --copies 3 --wait", "volume create scratch --size 1GiB --stripes 2 --copies 1 --wait",
 		"volume create registry --size 3GiB --stripes 2 --copies 2 --label tier=gold --wait", "attach db1", "attach media", "attach registry",
+		"volume create train --size 2GiB --copies 2 --thin --wait", "attach train", "snapshot create train@epoch-1", "snapshot create train@epoch-2", "volume create retrain --from train@epoch-2 --wait", "detach train",
 	}
 	if walk {
 		texts = []string{"volume create db1 --size 2GiB --stripes 3 --copies 2 --spread rack --wait", "volume create registry --size 3GiB --stripes 2 --copies 2 --wait", "attach db1", "attach registry"}

@@ -18,7 +18,7 @@ import (
 )
 
 // actions are all changes that the console offers, by name.
-var actions = byActionName(volumeChanges, legChanges, nodeChanges, lostChanges, driveChanges, poolChanges, tokenChanges, clusterChanges)
+var actions = byActionName(volumeChanges, snapshotChanges, legChanges, nodeChanges, lostChanges, driveChanges, poolChanges, tokenChanges, clusterChanges)
 
 func byActionName(groups ...[]*action) map[string]*action {
 	all := map[string]*action{}
@@ -76,13 +76,14 @@ func sizeField(value, example string) field {
 var volumeChanges = []*action{{
 	name: "volume-create", title: "Create a volume", button: "Create", method: pb.Manager_CreateVolume_FullMethodName,
 	about:   "Striped over columns, with copies of each column on different drives.",
-	command: "weft volume create {name} --size {size} [--copies {copies}] [--stripes {stripes}] [--pool {pool}] [--spread {spread}]",
+	command: "weft volume create {name} --size {size} [--copies {copies}] [--stripes {stripes}] [--pool {pool}] [--spread {spread}] [thin? --thin]",
 	fields: []field{
 		{Name: "name", Label: "Name", Kind: "text", Example: "db1", Needed: true}, sizeField("", "10GiB"),
 		{Name: "copies", Label: "Copies", Kind: "choice", Value: "2", Choices: []string{"1", "2", "3"}, Hint: "1 means no mirror"},
 		{Name: "stripes", Label: "Columns", Kind: "text", Example: "the manager chooses"},
 		{Name: "pool", Label: "Pool", Kind: "text", Value: block.DefaultPool},
 		{Name: "spread", Label: "Copies differ in", Kind: "text", Value: block.DefaultSpread, Hint: "A label of nodes, such as rack"},
+		tick("thin", "Thin", "It takes space only where it is written, and can have snapshots"),
 	},
 	do: createVolume, then: toVolume,
 }, {
@@ -158,7 +159,7 @@ func createVolume(ctx context.Context, c Clients, v map[string]string) (string, 
 		return "", err
 	}
 	made, err := c.Manager.CreateVolume(ctx, &pb.CreateVolumeRequest{
-		Name: v["name"], SizeBytes: size, Copies: copies, Stripes: stripes, Pool: v["pool"], Spread: v["spread"],
+		Name: v["name"], SizeBytes: size, Copies: copies, Stripes: stripes, Pool: v["pool"], Spread: v["spread"], Thin: v["thin"] != "",
 	})
 	return fmt.Sprintf("Volume %s is created: %s, %s (columns × copies).", v["name"], cli.Size(made.GetSizeBytes()), cli.Layout(made.GetLayout())), err
 }

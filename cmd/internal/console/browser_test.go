@@ -198,13 +198,13 @@ func aTabHasOneStream(t *testing.T, b *chromium) {
 }
 
 // pagesOfActions are where the forms of actions are found, in the order in which they are tried.
-var pagesOfActions = []string{"/volumes", "/volumes/db1", "/drives", "/nodes/t1", "/nodes/t2", "/access"}
+var pagesOfActions = []string{"/volumes/db1@read", "/volumes/db1@kept", "/volumes", "/volumes/db1", "/drives", "/nodes/t1", "/nodes/t2", "/access"}
 
 // fillIn fills in the form that is open, as a person would, and sends it. It returns the command that
 // the form showed then.
 const fillIn = `(() => {
 	const form = window.form;
-	const values = {name: "x1", size: "20GiB", leg: "0.1", device: "/dev/sdb", for: "15m", label: "a=b"};
+	const values = {name: "x1", keep: "x2", size: "20GiB", leg: "0.1", device: "/dev/sdb", for: "15m", label: "a=b"};
 	for (const e of form.elements) {
 		if (e.type === "checkbox" && e.required) e.checked = true;
 		else if (e.tagName === "INPUT" && e.name in values && !e.value) e.value = values[e.name];
@@ -221,6 +221,9 @@ const fillIn = `(() => {
 // writes it and as the script did while the form was filled in.
 func eachActionCallsTheManager(t *testing.T, b *chromium) {
 	w := newWorld(t, person(access.Admin))
+	w.volume.Thin = true
+	read, kept := w.snapshot("read"), w.snapshot("kept")
+	read.Attachment, w.snaps = w.volume.GetAttachment(), []*pb.Volume{read, kept}
 	tab := b.tab(t)
 	tab.enter(w)
 	done := map[string]bool{}

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/access"
 	"weft.dev/weft/proto/pb"
 )
@@ -665,5 +666,66 @@ func TestAValueOfSeveralWordsIsWrittenAsSeveral(t *testing.T) {
 		if got := command("weft drive label {object} [{*labels}]", map[string]string{"object": "4f1c", "labels": labels}); got != want {
 			t.Errorf("with %q: %q, want %q", labels, got, want)
 		}
+	}
+}
+
+func TestSnapshotsAreShownAndTaken(t *testing.T) {
+	w := loggedIn(t, person(access.Operator))
+	if _, text := w.get("/volumes/db1"); strings.Contains(text, "Snapshots</h2>") || strings.Contains(text, "/do/snapshot-create") {
+		t.Error("a volume that can have no snapshots shows some")
+	}
+	w.change("thin", func() { w.volume.Thin, w.volume.Generation = true, 5 })
+	w.console.read.forget()
+	if _, text := w.get("/volumes/db1"); !strings.Contains(text, "It has none.") || !strings.Contains(text, "/do/snapshot-create") || strings.Contains(text, "/do/volume-restore") {
+		t.Errorf("a volume without snapshots is shown as\n%s", text)
+	}
+	w.post("/do/snapshot-create", url.Values{"object": {"db1"}, "name": {"mon"}, "others": {"db2 log1"}, "back": {"/volumes/db1"}}, nil)
+	if names := cli.Each(w.taken.GetSnapshots(), (*pb.NewSnapshot).GetVolume); strings.Join(names, " ") != "db1 db2 log1" {
+		t.Errorf("snapshots of %q are taken", names)
+	}
+	_, text := w.get("/volumes/db1")
+	for _, want := range []string{"weft snapshot create --name mon db1 db2 log1", `href="/volumes/db1@mon"`, "3GiB"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the volume's page does not have %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "/do/volume-restore") {
+		t.Error("a volume in use can go back")
+	}
+	_, text = w.get("/volumes/db1@mon")
+	for _, want := range []string{"/do/snapshot-clone", "/do/snapshot-attach", "/do/snapshot-delete", "Snapshot of", `<a href="/volumes/db1">`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the snapshot's page does not have %q", want)
+		}
+	}
+	for _, not := range []string{"/do/volume-expand", "/do/volume-set", "/do/leg-move", "/do/volume-restore", "/do/snapshot-create", "/do/detach"} {
+		if strings.Contains(text, `"`+not+`"`) {
+			t.Errorf("the snapshot's page has %q", not)
+		}
+	}
+	w.post("/do/snapshot-clone", url.Values{"object": {"db1@mon"}, "name": {"db9"}, "back": {"/volumes/db1@mon"}}, nil)
+	if w.called("CreateVolume db9") != 1 {
+		t.Error("no clone is made")
+	}
+	w.post("/do/snapshot-delete", url.Values{"object": {"db1@mon"}, "confirm": {"db1"}, "back": {"/volumes/db1@mon"}}, nil)
+	if w.called("DeleteVolume") != 0 {
+		t.Error("a snapshot is deleted without its name")
+	}
+
+	w.change("detached", func() { w.volume.Attachment = nil })
+	w.console.read.forget()
+	if _, text = w.get("/volumes/db1"); !strings.Contains(text, "/do/volume-restore") || !strings.Contains(text, "<option>db1@mon</option>") {
+		t.Errorf("it cannot go back:\n%s", text)
+	}
+	w.post("/do/volume-restore", url.Values{"object": {"db1"}, "to": {"db1@mon"}, "keep": {"before"}, "confirm": {"db1"}, "back": {"/volumes/db1"}}, nil)
+	if w.back.GetSnapshot() != "db1@mon" || w.back.GetIfGeneration() != 5 || w.taken.GetSnapshots()[0].GetName() != "before" {
+		t.Errorf("it goes back as %v, after %v", w.back, w.taken)
+	}
+	if _, text = w.get("/volumes/db1"); !strings.Contains(text, "Volume db1 goes back to db1@mon.") || !strings.Contains(text, "weft volume restore db1 --to db1@mon --keep before") {
+		t.Errorf("the page does not say so:\n%s", text)
+	}
+	w.post("/do/volume-restore", url.Values{"object": {"db1"}, "to": {"db1@mon"}, "keep": {"before"}, "confirm": {"db1"}, "back": {"/volumes/db1"}}, nil)
+	if _, text = w.get("/volumes/db1"); !strings.Contains(text, "give another name to --keep") {
+		t.Errorf("a name that is taken is not explained:\n%s", text)
 	}
 }

@@ -122,6 +122,13 @@ func (r *reader) volumes(ctx context.Context) ([]*pb.Volume, error) {
 	return list.GetVolumes(), err
 }
 
+func (r *reader) snapshots(ctx context.Context, of string) ([]*pb.Volume, error) {
+	list, err := ask(ctx, r, "snapshots "+of, func(ctx context.Context) (*pb.ListVolumesResponse, error) {
+		return r.Manager.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true, Of: of})
+	})
+	return list.GetVolumes(), err
+}
+
 func (r *reader) volume(ctx context.Context, name string) (*pb.Volume, error) {
 	return ask(ctx, r, "volume "+name, func(ctx context.Context) (*pb.Volume, error) {
 		return r.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name})

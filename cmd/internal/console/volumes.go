@@ -115,10 +115,12 @@ type volumePage struct {
 	Explain *pb.Explanation
 	Map     template.HTML
 	Legs    []legRow
-	Events  []*pb.Event
-	IO      []fact
-	Facts   []fact
-	Forms   []*form
+	// Snapshots are those of the volume.
+	Snapshots []snapshotRow
+	Events    []*pb.Event
+	IO        []fact
+	Facts     []fact
+	Forms     []*form
 }
 
 // fact is a name and a value.
@@ -153,10 +155,16 @@ func loadVolume(ctx context.Context, s *Server, r *http.Request) (string, any, e
 	p.Map = mapOf(v, nodes, drives, io).svg()
 	p.IO, p.Facts = ioFacts(io.volume), factsOf(v)
 	hosts := sortedNames(nodes, func(n *pb.Node) bool { return n.GetStock() || n.GetInitiator().GetOnline() })
+	if p.Snapshots, err = s.snapshotsOf(ctx, v); err != nil {
+		return "", nil, err
+	}
 	for _, action := range volumeActions(v) {
 		p.Forms = append(p.Forms, s.formFor(action, v.GetName(), map[string][]string{"node": hosts}))
 	}
-	p.Forms = append(p.Forms, s.legForms(v, nodes)...)
+	p.Forms = append(p.Forms, s.snapshotForms(v, p.Snapshots, hosts)...)
+	if v.GetSnapshot() == nil {
+		p.Forms = append(p.Forms, s.legForms(v, nodes)...)
+	}
 	slices.SortStableFunc(p.Forms, func(a, b *form) int { // what can lose data comes last
 		return cmp.Compare(strconv.FormatBool(a.Danger), strconv.FormatBool(b.Danger))
 	})
@@ -198,7 +206,7 @@ func legRows(v *pb.Volume, drives []*pb.Drive, answers reach, io rates) (rows []
 // volumeActions are the actions that make sense for a volume now.
 func volumeActions(v *pb.Volume) []string {
 	switch {
-	case v.GetState() == pb.VolumeState_VOLUME_STATE_DELETING:
+	case v.GetState() == pb.VolumeState_VOLUME_STATE_DELETING, v.GetSnapshot() != nil:
 		return nil
 	case len(cli.AttachmentsOf(v)) == 0:
 		return []string{"attach", "volume-expand", "volume-delete"}
@@ -220,6 +228,7 @@ func factsOf(v *pb.Volume) []fact {
 		{"Created", when(v.GetCreated())},
 		{"Id", v.GetId()},
 	}
+	all = append(all, originFacts(v)...)
 	if to := v.GetExpandingToBytes(); to != 0 {
 		all[0].Value += ", growing to " + cli.Size(to)
 	}

@@ -50,6 +50,9 @@ type manager struct {
 	mu      sync.Mutex
 	volume  *pb.Volume // nil: deleted
 	more    []*pb.Volume
+	snaps   []*pb.Volume // of the volume
+	taken   *pb.CreateSnapshotsRequest
+	back    *pb.RestoreVolumeRequest
 	nodes   []*pb.Node
 	drives  []*pb.Drive
 	events  []*pb.Event
@@ -197,7 +200,10 @@ func (m *manager) ListVolumes(_ context.Context, r *pb.ListVolumesRequest) (*pb.
 	}
 	defer leave()
 	all := m.more
-	if m.volume != nil {
+	switch {
+	case r.GetSnapshots():
+		all = m.snaps
+	case m.volume != nil:
 		all = append(all[:len(all):len(all)], m.volume)
 	}
 	from, _ := strconv.Atoi(r.GetPageToken())
@@ -215,10 +221,46 @@ func (m *manager) GetVolume(_ context.Context, r *pb.GetVolumeRequest) (*pb.Volu
 		return nil, err
 	}
 	defer leave()
-	if m.volume == nil || r.GetVolume() != "db1" {
+	for _, x := range m.snaps {
+		if x.GetName() == r.GetVolume() || x.GetId() == r.GetVolume() {
+			return proto.CloneOf(x), nil
+		}
+	}
+	if m.volume == nil || r.GetVolume() != "db1" && r.GetVolume() != m.volume.GetId() {
 		return nil, status.Errorf(codes.NotFound, "volume %s: not found", r.GetVolume())
 	}
 	return proto.CloneOf(m.volume), nil
+}
+
+// snapshot is one of the volume.
+func (m *manager) snapshot(name string) *pb.Volume {
+	v := proto.CloneOf(m.volume)
+	v.Id, v.Name, v.Attachment, v.Thin, v.Health = "id of "+name, "db1@"+name, nil, true, pb.Health_HEALTH_HEALTHY
+	v.UsedBytes, v.Rebuilds, v.Scrub = 3<<30, nil, nil
+	v.Snapshot = &pb.SnapshotOf{VolumeId: m.volume.GetId(), VolumeName: "db1", Taken: at(-time.Hour)}
+	return v
+}
+
+func (m *manager) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest) (*pb.CreateSnapshotsResponse, error) {
+	leave, err := m.enter("CreateSnapshots")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	m.taken = r
+	made := m.snapshot(r.GetSnapshots()[0].GetName())
+	m.snaps = append(m.snaps, made)
+	return &pb.CreateSnapshotsResponse{Snapshots: []*pb.Volume{made}}, nil
+}
+
+func (m *manager) RestoreVolume(_ context.Context, r *pb.RestoreVolumeRequest) (*pb.Volume, error) {
+	leave, err := m.enter("RestoreVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	m.back = r
+	return m.volume, nil
 }
 
 func (m *manager) ExplainVolume(context.Context, *pb.ExplainVolumeRequest) (*pb.Explanation, error) {
@@ -287,13 +329,17 @@ func (m *manager) CreateVolume(_ context.Context, r *pb.CreateVolumeRequest) (*p
 	return &pb.Volume{Name: r.GetName(), SizeBytes: r.GetSizeBytes(), Layout: &pb.Layout{Stripes: 2, Copies: r.GetCopies()}}, nil
 }
 
-func (m *manager) DeleteVolume(context.Context, *pb.DeleteVolumeRequest) (*pb.DeleteVolumeResponse, error) {
+func (m *manager) DeleteVolume(_ context.Context, r *pb.DeleteVolumeRequest) (*pb.DeleteVolumeResponse, error) {
 	leave, err := m.enter("DeleteVolume")
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	m.volume = nil
+	all := len(m.snaps)
+	m.snaps = slices.DeleteFunc(m.snaps, func(x *pb.Volume) bool { return x.GetName() == r.GetVolume() })
+	if len(m.snaps) == all {
+		m.volume = nil
+	}
 	return &pb.DeleteVolumeResponse{}, nil
 }
 

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -56,6 +58,12 @@ The command waits until the volume has gone back. Until then no host can have it
 	f.BoolVar(&o.wait, "wait", true, "wait until the volume has gone back")
 	_ = cmd.RegisterFlagCompletionFunc("to", g.CompleteSnapshots)
 	return cmd
+}
+
+// Restore does what the command does with --keep and without --wait.
+func Restore(ctx context.Context, api pb.ManagerClient, volume, to, keep string) error {
+	quiet := &cli.Output{Format: cli.FormatTable, Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}
+	return runRestore(ctx, api, restoreOptions{volume: volume, to: to, keep: keep}, quiet)
 }
 
 func (o restoreOptions) check() error {
