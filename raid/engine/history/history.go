@@ -55,6 +55,15 @@ func Zeroes(n int) []Unit {
 	return units
 }
 
+// Known returns units that hold what writes with these numbers left.
+func Known(numbers []uint64) []Unit {
+	units := Zeroes(len(numbers))
+	for i, n := range numbers {
+		units[i][0].number = n
+	}
+	return units
+}
+
 // Write notes that a write begins.
 func (u *Unit) Write(number uint64, began int64) {
 	*u = append(*u, value{number: number, began: began, settled: never, past: never, acked: never, lost: never, instead: never})
@@ -167,6 +176,41 @@ func (u Unit) At(began int64) (numbers []uint64) {
 		}
 	}
 	return numbers
+}
+
+// Span is the moments from From to To.
+type Span struct{ From, To int64 }
+
+// Held returns when, from one moment to another, the unit may have held a value. Nothing may have been
+// pruned that was past after from.
+func (u Unit) Held(number uint64, from, to int64) (all []Span) {
+	for _, v := range u {
+		if s := (Span{max(from, v.began), min(to, v.past)}); v.number == number && s.From <= s.To {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// Common returns the first moment that is in a span of each of some units; ok is false if there is none.
+func Common(held [][]Span) (moment int64, ok bool) {
+	for again := true; again; {
+		again = false
+		for _, spans := range held {
+			next := int64(never)
+			for _, s := range spans {
+				if s.To >= moment {
+					next = min(next, max(s.From, moment))
+				}
+			}
+			if next == never {
+				return 0, false
+			}
+			again = again || next > moment
+			moment = next
+		}
+	}
+	return moment, true
 }
 
 // Has reports whether a copy that holds number has the write that began at began: the copy

@@ -2,7 +2,10 @@
 
 package history
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // play does steps, one at each moment from 1 on, and returns the first that is
 // wrong; the unit holds zeroes before.
@@ -77,5 +80,46 @@ func TestWhatAUserMaySee(t *testing.T) {
 				t.Errorf("step %d is wrong, want %d", wrong, c.wrong)
 			}
 		})
+	}
+}
+
+// A unit held a value from the beginning of its write until a newer one had replaced it, and units that
+// were seen together held what they did at a moment that is common to all.
+func TestWhenAUnitHeldAValue(t *testing.T) {
+	u := Known([]uint64{7})[0]
+	u.Write(8, 3)
+	u.Write(9, 6)
+	if err := u.Acked(3, 5); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		number   uint64
+		from, to int64
+		want     []Span
+	}{
+		{7, 1, 9, []Span{{1, 5}}},
+		{7, 6, 9, nil},
+		{8, 1, 9, []Span{{3, 9}}},
+		{9, 1, 9, []Span{{6, 9}}},
+		{9, 1, 5, nil},
+		{4, 1, 9, nil},
+	} {
+		if got := u.Held(c.number, c.from, c.to); !slices.Equal(got, c.want) {
+			t.Errorf("Held(%d, %d, %d) = %v, want %v", c.number, c.from, c.to, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		held [][]Span
+		want int64 // 0: there is none
+	}{
+		{[][]Span{{{1, 5}}, {{3, 9}}}, 3},
+		{[][]Span{{{1, 5}}, {{6, 9}}}, 0},
+		{[][]Span{{{1, 2}, {6, 7}}, {{4, 9}}, {{1, 3}, {7, 8}}}, 7},
+		{[][]Span{{{1, 2}, {6, 7}}, {{4, 5}}}, 0},
+		{[][]Span{{{1, 5}}, nil}, 0},
+	} {
+		if got, ok := Common(c.held); got != c.want || ok != (c.want > 0) {
+			t.Errorf("Common(%v) = %d, %v; want %d", c.held, got, ok, c.want)
+		}
 	}
 }
