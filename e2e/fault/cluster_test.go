@@ -48,6 +48,7 @@ type cluster struct {
 	clients   []*clientHost
 	user      *user
 	clerk     *clerk       // nil: nobody calls the API all the time
+	archive   *archive     // nil: nobody takes snapshots
 	layout    block.Layout // of the volume
 	integrity bool         // the volume keeps checksums
 	thin      bool         // the volume is thin
@@ -60,9 +61,12 @@ type cluster struct {
 
 	operator     pb.ManagerClient
 	hangUp       func() error
-	lie          grpc.UnaryClientInterceptor  // intercepts the initiators' calls; nil: none
-	overhear     grpc.StreamClientInterceptor // intercepts the initiators' streams; nil: none
-	users        users                        // the users of the devices
+	lie          grpc.UnaryClientInterceptor                                   // intercepts the initiators' calls; nil: none
+	overhear     grpc.StreamClientInterceptor                                  // intercepts the initiators' streams; nil: none
+	lieOfShots   grpc.UnaryClientInterceptor                                   // intercepts the archive's calls; nil: none
+	shows        func(volume block.Device, name block.VolumeName) block.Device // what hosts make of a volume; nil: the volume
+	users        users                                                         // the users of the devices
+	shotsEvery   time.Duration                                                 // how often, on average, the archive does something of each kind
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string
@@ -167,7 +171,7 @@ const driveSize = 3 * 256 * block.MiB
 // the cluster. Use it only in a synctest bubble.
 func newCluster(t tester, targets, clients int, lie func(*cluster)) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, began: time.Now()}
+	c := &cluster{t: t, dir: scratch(t), log: logger(t), network: newNetwork(), size: volumeSize, shotsEvery: 1500 * time.Millisecond, began: time.Now()}
 	c.pass, c.stores, c.random = time.Sleep, c.dir, mathrand.New(mathrand.NewPCG(3, 4))
 	c.user = newUser(c)
 	c.users = c.user
@@ -240,7 +244,8 @@ func (c *cluster) count(what string) {
 
 // close ends everything.
 func (c *cluster) close() {
-	c.user.stop()
+	c.archive.close()
+	c.every((*user).stop)
 	c.clerk.close()
 	for _, h := range c.clients {
 		h.kill()
@@ -517,6 +522,9 @@ func (h *targetHost) loseAll(random *mathrand.Rand) {
 func (h *targetHost) off(forget func() error) {
 	h.cluster.t.Helper()
 	h.platter.powerOff()
+	if h.platter.volatile {
+		h.cluster.archive.mayLose()
+	}
 	if h.process != nil {
 		h.process.at.powerOff()
 		h.old, h.process = h.process, nil

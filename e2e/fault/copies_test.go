@@ -25,12 +25,21 @@ func (c *cluster) sameCopies() {
 	c.eventually("the same on all copies", c.compareCopies)
 }
 
-func (c *cluster) compareCopies(ctx context.Context) error {
-	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+func (c *cluster) compareCopies(ctx context.Context) (err error) {
+	c.every(func(u *user) {
+		if wrong := c.compareCopiesOf(ctx, u.name); wrong != nil {
+			err = fmt.Errorf("%s: %w", u.name, wrong)
+		}
+	})
+	return err
+}
+
+func (c *cluster) compareCopiesOf(ctx context.Context, name block.VolumeName) error {
+	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: string(name)})
 	if err != nil {
 		return err
 	}
-	size := c.layout.LegSize(block.Size(v.GetSizeBytes()))
+	size := layoutOf(v).LegSize(block.Size(v.GetSizeBytes()))
 	first := map[uint32]*pb.Leg{}
 	for _, leg := range v.GetLegs() {
 		if leg.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
@@ -117,15 +126,40 @@ func thinLeg(l *pb.Leg, drive *os.File) (io.Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	tree, err := treeOn(drive, id)
+	tree, err := treeWith(drive, id)
 	if err != nil {
 		return nil, fmt.Errorf("leg %d.%d on %s: %w", l.GetColumn(), l.GetCopy(), l.GetNode(), err)
 	}
 	return tree.Content(drive, treecheck.FirstExtent, id)
 }
 
-// treeOn returns a tree of a drive. A leg's tree has the leg's id.
+// treeOn returns a tree of a drive. The tree of a volume that is no clone has the id of the leg.
 func treeOn(drive *os.File, id block.UUID) (*treecheck.Tree, error) {
+	return findTree(drive, id, func(t *treecheck.Tree) bool { return t.ID == id })
+}
+
+// treeWith returns the tree of a drive that has a leg or a snapshot.
+func treeWith(drive *os.File, object block.UUID) (*treecheck.Tree, error) {
+	return findTree(drive, object, func(t *treecheck.Tree) bool {
+		return slices.ContainsFunc(t.Layers, func(l treecheck.Layer) bool { return l.Object == object && l.State != "doomed" })
+	})
+}
+
+func findTree(drive *os.File, id block.UUID, is func(*treecheck.Tree) bool) (*treecheck.Tree, error) {
+	trees, err := treesOn(drive)
+	if err != nil {
+		return nil, err
+	}
+	for i := range trees {
+		if is(&trees[i]) {
+			return &trees[i], nil
+		}
+	}
+	return nil, fmt.Errorf("there is no tree of %v", id)
+}
+
+// treesOn returns the trees of a drive. None must be damaged.
+func treesOn(drive *os.File) ([]treecheck.Tree, error) {
 	info, err := drive.Stat()
 	if err != nil {
 		return nil, err
@@ -134,16 +168,18 @@ func treeOn(drive *os.File, id block.UUID) (*treecheck.Tree, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range report.Trees {
-		t := &report.Trees[i]
+	for _, t := range report.Trees {
 		for _, f := range t.Findings {
 			if f.Damage {
 				return nil, fmt.Errorf("tree %v: %s", t.ID, f.Text)
 			}
 		}
-		if t.ID == id {
-			return t, nil
-		}
 	}
-	return nil, fmt.Errorf("there is no tree %v", id)
+	return report.Trees, nil
+}
+
+// layoutOf is a volume's layout.
+func layoutOf(v *pb.Volume) block.Layout {
+	l := v.GetLayout()
+	return block.Layout{Stripes: int(l.GetStripes()), Copies: int(l.GetCopies()), Chunk: block.Size(l.GetChunkBytes())}
 }

@@ -39,8 +39,12 @@
 //
 //	go test ./e2e/fault -thin
 //
-// gives each life a thin volume. The same faults and the same rules hold for it; discards are among
-// the user's operations. thin_test.go fills drives to the last extent.
+// gives each life two thin volumes. The same faults and the same rules hold for them; discards are
+// among the user's operations. Snapshots are taken of them, alone and in groups, read by hosts and from
+// the drives, cloned, and deleted in any order, while all the faults go on; clones have users of their
+// own. A snapshot holds what its volume may have held at one moment after it was asked for, the same
+// moment for all of a group, and never changes; at the end all space comes free: see archive. thin_test.go
+// fills drives to the last extent.
 //
 // Clusters that misbehave on purpose show that the suite detects faults: see control_test.go.
 package fault

@@ -96,14 +96,16 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		if w.disk {
 			c.stores = t.TempDir()
 		}
-		c.user.flushes, c.integrity = w.flushes, *sums
+		c.user.flushes, c.integrity, c.thin = w.flushes, *sums, *thinly
 		c.members, c.quorum = w.managers, w.quorum
 		lie(c)
+		if c.thin {
+			c.roomForSnapshots()
+		}
 	})
 	defer c.close()
 	defer c.tell(seed)
 	c.did("%v", w)
-	c.thin = *thinly
 	c.createVolume(w.layout)
 	if w.dark { // only the labels have been flushed yet
 		for _, h := range c.targets {
@@ -121,6 +123,9 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	}
 	c.user.work(seed, 6)
 	c.clerk = c.newClerk(seed)
+	if c.thin {
+		c.archive = c.newArchive(seed)
+	}
 	f := &chaos{cluster: c, world: w, random: random}
 	c.pass = f.wait
 	defer func() { c.pass = time.Sleep }()
@@ -130,6 +135,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	if w.layout.Copies > 1 {
 		c.equalCopies(random)
 	}
+	c.archive.clear()
 	f.check()
 }
 
@@ -189,6 +195,9 @@ func (c *cluster) tell(seed uint64) {
 	c.user.mu.Lock()
 	wrong, counts := c.user.wrong, fmt.Sprint(c.user.counts)
 	c.user.mu.Unlock()
+	if c.archive != nil {
+		counts += fmt.Sprint("; snapshots ", c.archive.counted())
+	}
 	if c.clerk != nil {
 		counts += fmt.Sprint("; API ", c.clerk.counts)
 	}
@@ -246,25 +255,29 @@ func (r *chaos) round(n int) {
 		r.check()
 	}
 	r.heal()
+	c.archive.rest()
+	c.archive.attachAll()
 	c.healthy()
 	c.agreed()
 	c.clerk.progress()
-	if !c.user.pause(patience) {
-		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
-	}
+	c.pause()
 	c.verify()
 	c.sameCopies()
 	c.noDifference()
-	c.user.resume()
+	c.archive.inspect()
+	c.resume()
+	c.archive.goOn()
 	r.check()
 }
 
 func (r *chaos) check() {
-	r.cluster.user.mu.Lock()
-	defer r.cluster.user.mu.Unlock()
-	if r.cluster.user.wrong > 0 {
-		r.cluster.t.FailNow()
-	}
+	r.cluster.every(func(u *user) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.wrong > 0 {
+			r.cluster.t.FailNow()
+		}
+	})
 }
 
 // wait lets time pass, and ends the faults that are due.
@@ -315,18 +328,33 @@ func (r *chaos) heal() {
 // verify reads everything, through whatever serves it now.
 func (c *cluster) verify() {
 	c.t.Helper()
-	if err := c.user.verify(); err != nil {
-		c.t.Fatalf("read all: %v\n%s", err, c.explain())
-	}
+	c.every(func(u *user) {
+		if u == c.user || u.deviceSize() > 0 {
+			if err := u.verify(); err != nil {
+				c.t.Fatalf("read all of %s: %v\n%s", u.name, err, c.explain())
+			}
+		}
+	})
 }
+
+// pause lets all users finish what they have begun.
+func (c *cluster) pause() {
+	c.t.Helper()
+	c.every(func(u *user) {
+		if !u.pause(patience) {
+			c.t.Fatalf("the user of %s waits for answers since %v\n%s", u.name, patience, c.explain())
+		}
+	})
+}
+
+func (c *cluster) resume() { c.every((*user).resume) }
 
 // equalCopies reads everything while each target in turn is down: the other copies must hold
 // all that its copy does.
 func (c *cluster) equalCopies(random *rand.Rand) {
 	c.t.Helper()
-	if !c.user.pause(patience) {
-		c.t.Fatalf("the user waits for answers since %v\n%s", patience, c.explain())
-	}
+	c.archive.rest()
+	c.pause()
 	// Faults that were under way at the end may still cost another leg.
 	time.Sleep(5 * time.Second)
 	c.healthy()
@@ -533,7 +561,7 @@ func (r *chaos) blackout() string {
 		h.loseAll(r.random)
 	}
 	if r.world.caches != "none" {
-		c.user.powerLost()
+		c.every((*user).powerLost)
 	}
 	return "the power of all targets and clients is lost"
 }
@@ -555,9 +583,11 @@ func (r *chaos) restartClient() string {
 		return ""
 	}
 	c.user.close()
+	resume := c.archive.closeAt(h)
 	h.leave()
 	h.start()
 	c.user.resume()
+	resume()
 	return h.name + " is restarted"
 }
 
@@ -687,7 +717,7 @@ func (r *chaos) resend() string {
 		return ""
 	}
 	c.did("%s", r.straggle(h))
-	c.user.heat()
+	c.every((*user).heat)
 	c.network.reset(client.name, h.name)
 	return fmt.Sprintf("the connections of %s and %s are reset", client.name, h.name)
 }
@@ -705,11 +735,11 @@ func (r *chaos) cutBriefly(a, b string) {
 // breakMedium makes a drive return errors. After a failed label write or flush, a target does
 // not use the drive again until its process is restarted: that takes an operator.
 func (r *chaos) breakMedium() string {
-	h, u := r.target(), r.cluster.user
+	h, c := r.target(), r.cluster
 	if slices.ContainsFunc(r.cluster.targets, func(h *targetHost) bool { return h.platter.failing() }) {
 		return ""
 	}
-	u.medium(true)
+	c.every(func(u *user) { u.medium(true) })
 	p, what, restart, loses := h.platter, "", true, false
 	switch r.random.IntN(5) {
 	case 0, 1:
@@ -724,13 +754,13 @@ func (r *chaos) breakMedium() string {
 	default:
 		p.set(func() { p.cacheErr = errCache })
 		what, loses = "loses what it should flush", true
-		u.cacheLoses(true)
+		c.every(func(u *user) { u.cacheLoses(true) })
 	}
 	r.later(10*time.Second, h.name+"'s drive has no errors", func() {
 		p.well()
-		u.medium(false)
+		c.every(func(u *user) { u.medium(false) })
 		if loses {
-			u.cacheLoses(false)
+			c.every(func(u *user) { u.cacheLoses(false) })
 		}
 		if restart && h.process != nil {
 			h.kill()
@@ -974,7 +1004,7 @@ func (r *chaos) cutLabel() string {
 			// By now the other copies may be gone.
 			h.loseAll(r.random)
 			if h.platter.volatile {
-				c.user.cachesLost()
+				c.every((*user).cachesLost)
 			}
 			r.later(6*time.Second, h.name+" has power again", h.start)
 		}})
@@ -1086,7 +1116,7 @@ func (r *chaos) losePowers() string {
 		}
 	}
 	if r.world.caches != "none" {
-		c.user.cachesLost()
+		c.every((*user).cachesLost)
 	}
 	return fmt.Sprintf("%v lose their power", lost)
 }
@@ -1108,7 +1138,14 @@ func (r *chaos) flipCache() string {
 // there at that time.
 func (r *chaos) loseStore() string {
 	c := r.cluster
+	if c.archive != nil {
+		// A target may still carry out what the lost manager has asked for last. It would keep the leg of a
+		// snapshot that no store knows: an operator is told so, and nothing removes it.
+		r.heal()
+		c.archive.rest()
+	}
 	c.clerk.hold()
+	c.archive.lose()
 	c.loseStore()
 	c.did("the managers' stores are lost")
 	r.undo = slices.DeleteFunc(r.undo, func(u repair) bool { return strings.HasPrefix(u.what, managerPrefix) })
@@ -1120,6 +1157,9 @@ func (r *chaos) loseStore() string {
 // restoreStore starts the manager from its first backup, perhaps repeatedly.
 func (r *chaos) restoreStore() string {
 	c := r.cluster
+	if c.archive != nil {
+		return "" // it would not know of some snapshots
+	}
 	r.heal()
 	if r.backup == nil {
 		c.eventually("back up", func(ctx context.Context) (err error) {
@@ -1141,6 +1181,7 @@ func (r *chaos) restoreStore() string {
 func (r *chaos) startAnew() string {
 	c, h := r.cluster, r.client()
 	c.user.taken(r.random.Uint64())
+	c.archive.begin()
 	c.startManager()
 	c.clerk.begin()
 	c.user.moveTo(h.name)
@@ -1148,10 +1189,12 @@ func (r *chaos) startAnew() string {
 	c.eventually("attach to "+h.name, func(ctx context.Context) error {
 		_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: h.name})
 		if err != nil && time.Now().After(patient) { // every agent has reported by now
-			c.choose(ctx)
+			c.choose(ctx, volumeName)
 		}
 		return err
 	})
+	c.archive.attachAgain()
+	c.archive.goOn()
 	return "the manager begins anew"
 }
 
@@ -1195,8 +1238,8 @@ func speaks(reason string) (much []int) {
 // choose acts as a careful operator does when no copy is certain: of the copies of a column it
 // takes the one with the newest label. All drives are there, and no host has written anything
 // that it has not noted, so the user must lose nothing.
-func (c *cluster) choose(ctx context.Context) {
-	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
+func (c *cluster) choose(ctx context.Context, name block.VolumeName) {
+	v, err := c.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: string(name)})
 	if err != nil {
 		return
 	}
@@ -1211,8 +1254,8 @@ func (c *cluster) choose(ctx context.Context) {
 		if believed[column] {
 			continue
 		}
-		_, err := c.operator.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: volumeName, LegId: l.GetId(), AcceptDataLoss: true})
-		c.did("nothing of column %d can be believed, leg %d.%d on %s is taken (%v): %s", column, column, l.GetCopy(), l.GetNode(), err, l.GetReason())
+		_, err := c.operator.PromoteStaleLeg(ctx, &pb.PromoteStaleLegRequest{Volume: string(name), LegId: l.GetId(), AcceptDataLoss: true})
+		c.did("%s: nothing of column %d can be believed, leg %d.%d on %s is taken (%v): %s", name, column, column, l.GetCopy(), l.GetNode(), err, l.GetReason())
 		c.count("promoted")
 	}
 }

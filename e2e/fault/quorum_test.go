@@ -266,6 +266,8 @@ func (r *chaos) loseManagers() string {
 func (r *chaos) loseMajority() string {
 	c := r.cluster
 	r.heal()
+	c.archive.rest() // what only the others know is not lost
+	c.archive.lose()
 	c.clerk.hold()
 	survivor, what := r.manager(), ""
 	if r.random.IntN(2) == 0 {

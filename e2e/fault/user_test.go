@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/blockdev"
@@ -34,17 +35,19 @@ const (
 // that a read shows which write the whole unit comes from.
 type user struct {
 	cluster *cluster
+	name    block.VolumeName
 	workers sync.WaitGroup
 	flushes int // one in so many operations is a flush
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced
 	units   []history.Unit
-	clock   int64           // counts events
+	moments *atomic.Int64   // counts events, of all users of the cluster
 	out     map[*write]bool // operations under way
 	hot     []hotPlace      // where an older operation may still be under way
-	numbers uint64
-	at      string // the node that should have the volume
+	numbers *atomic.Uint64  // of the writes of all users of the cluster
+	pins    map[any]int64   // what units held since these moments is remembered
+	at      string          // the node that should have the volume
 	device  *device
 	mayLose bool       // drives lost their caches: the next device may lack unflushed data
 	losing  int        // drives that lose what they should flush
@@ -130,10 +133,23 @@ type device struct {
 
 func newUser(c *cluster) *user {
 	return &user{
-		cluster: c, flushes: 20, changed: make(chan struct{}), units: history.Zeroes(int(units)), open: true, working: true,
-		out: map[*write]bool{}, counts: map[string]int{},
+		cluster: c, name: volumeName, flushes: 20, changed: make(chan struct{}), units: history.Zeroes(int(units)), open: true, working: true,
+		out: map[*write]bool{}, counts: map[string]int{}, pins: map[any]int64{}, moments: &atomic.Int64{}, numbers: &atomic.Uint64{},
 	}
 }
+
+// beside makes a user of another volume of the cluster, which holds what these writes left.
+func (u *user) beside(name block.VolumeName, holds []uint64) *user {
+	o := newUser(u.cluster)
+	o.name, o.flushes, o.units, o.moments, o.numbers = name, u.flushes, history.Known(holds), u.moments, u.numbers
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	o.broken, o.errors, o.losing = u.broken, u.errors, u.losing
+	return o
+}
+
+// now is the next moment.
+func (u *user) now() int64 { return u.moments.Add(1) }
 
 func (u *user) wakeLocked() {
 	close(u.changed)
@@ -151,16 +167,16 @@ func (u *user) found(at *machine, volume block.Device, name block.VolumeName) us
 		u.device.superseded = true
 	}
 	u.device = d
-	u.clock++
+	now := u.now()
 	for i := range u.units {
-		u.units[i].Crashed(u.clock) // the older writes are fenced
+		u.units[i].Crashed(now) // the older writes are fenced
 	}
 	u.counts["device made"]++
 	u.heatAllLocked()
 	if u.mayLose || u.losing > 0 {
 		u.mayLose = false
 		for i := range u.units {
-			u.units[i].PowerLost(u.clock)
+			u.units[i].PowerLost(now)
 		}
 	}
 	u.wakeLocked()
@@ -437,12 +453,7 @@ func (u *user) reach(d *device) int64 {
 	return int64(size) / unit
 }
 
-func (u *user) number() uint64 {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.numbers++
-	return u.numbers
-}
+func (u *user) number() uint64 { return u.numbers.Add(1) }
 
 // submit does an operation and waits for its outcome, or for the user's death.
 func (u *user) submit(d *device, io *block.IO, w *write) {
@@ -471,8 +482,7 @@ func (u *user) submit(d *device, io *block.IO, w *write) {
 func (u *user) begin(io *block.IO, w *write) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.clock++
-	w.began, w.at, w.late, w.errors = u.clock, time.Now(), w.device.superseded, u.errors
+	w.began, w.at, w.late, w.errors = u.now(), time.Now(), w.device.superseded, u.errors
 	if u.broken > 0 {
 		w.errors-- // an error is expected while a drive returns errors
 	}
@@ -481,6 +491,9 @@ func (u *user) begin(io *block.IO, w *write) {
 		return
 	}
 	oldest := w.began
+	for _, since := range u.pins {
+		oldest = min(oldest, since)
+	}
 	for o := range u.out {
 		oldest = min(oldest, o.began)
 	}
@@ -505,25 +518,25 @@ func (u *user) outcome(io *block.IO, w *write) {
 	if time.Since(w.at) > hotLate {
 		u.heatLocked(w)
 	}
-	u.clock++
+	now := u.now()
 	u.counts[io.Op.String()]++
 	if w.late && io.Op != block.OpFlush { // a late flush may have had nothing to do
 		u.fault("%s was answered after the volume had gone elsewhere", what)
 	}
 	if io.Op == block.OpFlush && !d.superseded {
 		for i := range int64(u.size) / unit {
-			u.units[i].Flushed(w.began, u.clock)
+			u.units[i].Flushed(w.began, now)
 		}
 	}
 	for i := range w.n {
-		if err := u.learn(io, w, i); err != nil {
+		if err := u.learn(io, w, i, now); err != nil {
 			u.fault("%s, unit %d: %v", what, w.first+i, err)
 		}
 	}
 }
 
 // learn records what an operation reveals about one of its units.
-func (u *user) learn(io *block.IO, w *write, i int64) error {
+func (u *user) learn(io *block.IO, w *write, i, now int64) error {
 	g := u.units[w.first+i]
 	switch io.Op {
 	case block.OpRead:
@@ -531,15 +544,15 @@ func (u *user) learn(io *block.IO, w *write, i int64) error {
 		if err != nil {
 			return fmt.Errorf("%w; it may hold %v", err, g.At(w.began))
 		}
-		return g.Read(got, w.began, u.clock)
+		return g.Read(got, w.began, now)
 	case block.OpDiscard:
-		g.Discarded(w.began, u.clock)
+		g.Discarded(w.began, now)
 		return nil
 	}
 	if io.FUA && !w.device.superseded {
-		g.Durable(w.began, u.clock)
+		g.Durable(w.began, now)
 	}
-	return g.Acked(w.began, u.clock)
+	return g.Acked(w.began, now)
 }
 
 // powerLost notes that all drives have lost what was not durable, and that the clients have
@@ -547,16 +560,16 @@ func (u *user) learn(io *block.IO, w *write, i int64) error {
 func (u *user) powerLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.clock++
+	now := u.now()
 	for i := range u.units {
-		u.units[i].PowerLost(u.clock)
+		u.units[i].PowerLost(now)
 	}
 }
 
 // fault records a violation. The test continues to its next step, and fails.
 func (u *user) fault(format string, args ...any) {
 	u.wrong++
-	u.cluster.did("WRONG: "+format, args...)
+	u.cluster.did("WRONG: "+string(u.name)+": "+format, args...)
 }
 
 // verify reads everything; the workers pause.
