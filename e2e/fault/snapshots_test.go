@@ -841,6 +841,9 @@ func (k *archive) deleteKept(v *tended, random *rand.Rand) {
 
 // closeAt has the users close the devices that a host has, until the result is called.
 func (k *archive) closeAt(h *clientHost) (resume func()) {
+	if k == nil {
+		return func() {}
+	}
 	var closed []*user
 	k.cluster.every(func(u *user) {
 		if u != k.cluster.user && u.node() == h.name && u.pause(10*time.Second) {
