@@ -159,7 +159,9 @@ func (w *rangeWorld) check(object, since block.UUID) error {
 		return nil
 	}
 	w.compare++
-	named, err = w.named(func(off, end int64, most int) ([]block.Range, int64, error) { return leg.Differing(since, off, end, most) })
+	named, err = w.named(func(off, end int64, most int) ([]block.Range, int64, error) {
+		return leg.Differing(since, off, end, most)
+	})
 	if err != nil {
 		return err
 	}
