@@ -323,7 +323,7 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	g.Go(func() error { return a.inventory(ctx, drives) })
 	g.Go(func() error { return a.converse(ctx) })
 	g.Go(func() error { a.sendFigures(ctx); return nil })
-	g.Go(func() error { a.answerSupport(ctx); return nil })
+	g.Go(func() error { a.answerSupport(ctx, drives); return nil })
 	g.Go(func() error { return a.watch(ctx) })
 	return g.Wait()
 }

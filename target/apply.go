@@ -33,6 +33,7 @@ type planted interface {
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
 	FreeLeg(leg block.LegID) error
+	Ranges(leg, since block.LegID, off, end int64, most int) ([]block.Range, int64, error)
 }
 
 // hardware is the part of the node's devices that the agent uses.

@@ -14,16 +14,13 @@ import (
 
 // answerSupport answers questions for support bundles until ctx ends. It runs as long as the agent
 // works in one data path.
-func (a *Agent) answerSupport(ctx context.Context) {
+func (a *Agent) answerSupport(ctx context.Context, drives *openDrives) {
 	mapper, exports := lazy[mapper]{open: a.kernel.mapper}, lazy[exporter]{open: a.kernel.exports}
 	s := &support.Agent{
 		Manager: a.config.Manager, Node: string(a.config.Node), Source: pb.SupportSource_SUPPORT_SOURCE_TARGET,
 		Collect: func(ctx context.Context) []support.File {
-			a.mu.Lock()
-			refused := cmp.Or(a.other, a.behind)
-			a.mu.Unlock()
-			if refused != "" {
-				return []support.File{{Name: "all", Missing: "the agent does not obey this manager"}}
+			if refused := a.refuses(); refused != "" {
+				return []support.File{{Name: "all", Missing: refused}}
 			}
 			files := []support.File{legsTold(&mapper), exportsTold(ctx, &exports)}
 			if a.config.Support != nil {
@@ -31,9 +28,25 @@ func (a *Agent) answerSupport(ctx context.Context) {
 			}
 			return files
 		},
+		Ranges: func(_ context.Context, q *pb.RangesQuestion) *pb.RangesAnswer {
+			if refused := a.refuses(); refused != "" {
+				return &pb.RangesAnswer{Failed: refused}
+			}
+			return rangesOf(drives, q)
+		},
 		Ended: func(err error) { a.log.Debug("questions of support bundles are not answered", "err", err) },
 	}
 	s.Run(ctx)
+}
+
+// refuses says why no question of the manager is answered; empty: they are.
+func (a *Agent) refuses() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if cmp.Or(a.other, a.behind) == "" {
+		return ""
+	}
+	return "the agent does not obey this manager"
 }
 
 // legsTold is the node's legs as mapped devices.

@@ -343,6 +343,7 @@ type supporters struct {
 // supporter is the stream of an agent.
 type supporter struct {
 	questions chan *question
+	ranges    bool          // it answers questions about ranges
 	gone      chan struct{} // closed when the stream has ended, or another one of the agent has begun
 	goes      func()        // closes gone
 }
@@ -351,24 +352,67 @@ type supporter struct {
 type question struct {
 	number uint64
 	most   int
-	done   chan struct{} // closed when the answer is complete
+	about  *pb.RangesQuestion // nil: about all that belongs into a bundle
+	done   chan struct{}      // closed when the answer is complete
 
-	mu    sync.Mutex
-	files []toldFile
-	bytes int
-	wrong string // why the rest of the answer is not taken
+	mu     sync.Mutex
+	ranges *pb.RangesAnswer
+	files  []toldFile
+	bytes  int
+	wrong  string // why the rest of the answer is not taken
 }
 
 // ask asks an agent and waits for its answer, for a while.
 func (s *supporters) ask(ctx context.Context, of agentName, status cluster.AgentStatus, most int) (files []toldFile, missing string) {
-	s.mu.Lock()
-	agent := s.agents[of]
-	s.number++
-	q := &question{number: s.number, most: most, done: make(chan struct{})}
-	s.mu.Unlock()
+	q := &question{most: most, done: make(chan struct{})}
+	agent := s.numbered(of, q)
 	if agent == nil {
 		return nil, notAsked(status)
 	}
+	missing = agent.answer(ctx, q)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.wrong != "" {
+		missing = q.wrong
+	}
+	return q.files, missing
+}
+
+// askRanges asks a target about a leg.
+func (s *supporters) askRanges(ctx context.Context, of agentName, status cluster.AgentStatus, about *pb.RangesQuestion) (*pb.RangesAnswer, error) {
+	q := &question{about: about, done: make(chan struct{})}
+	switch agent := s.numbered(of, q); {
+	case agent == nil && (status.Seen.IsZero() || !status.Online):
+		return nil, errors.New("its agent is away")
+	case agent == nil || !agent.ranges:
+		return nil, fmt.Errorf("its agent, version %s, cannot tell: it is of an earlier version, or has just connected", status.Version)
+	default:
+		if missing := agent.answer(ctx, q); missing != "" {
+			return nil, errors.New(missing)
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.ranges == nil:
+		return nil, errors.New("its agent gave no answer")
+	case q.ranges.GetFailed() != "":
+		return nil, errors.New(q.ranges.GetFailed())
+	}
+	return q.ranges, nil
+}
+
+// numbered gives a question its number, and returns the agent that is to answer it; nil: it has no stream.
+func (s *supporters) numbered(of agentName, q *question) *supporter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.number++
+	q.number = s.number
+	return s.agents[of]
+}
+
+// answer asks the agent and waits until the answer is complete, or says why it is not.
+func (agent *supporter) answer(ctx context.Context, q *question) (missing string) {
 	patience := time.NewTimer(agentPatience)
 	defer patience.Stop()
 	asked := agent.questions
@@ -376,21 +420,15 @@ func (s *supporters) ask(ctx context.Context, of agentName, status cluster.Agent
 		select {
 		case asked <- q:
 			asked = nil
-			continue
 		case <-q.done:
+			return ""
 		case <-agent.gone:
-			missing = "the agent went away while it answered"
+			return "the agent went away while it answered"
 		case <-patience.C:
-			missing = fmt.Sprintf("the agent did not answer within %v", agentPatience)
+			return fmt.Sprintf("the agent did not answer within %v", agentPatience)
 		case <-ctx.Done():
-			missing = "the bundle was given up"
+			return "the question was given up"
 		}
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		if q.wrong != "" {
-			missing = q.wrong
-		}
-		return q.files, missing
 	}
 }
 
@@ -410,6 +448,7 @@ func (q *question) take(a *pb.SupportAnswer) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if a.Last {
+		q.ranges = a.GetRanges()
 		select {
 		case <-q.done:
 		default:
@@ -437,9 +476,9 @@ func (q *question) take(a *pb.SupportAnswer) {
 }
 
 // add makes a stream the one of an agent, in place of an older one.
-func (s *supporters) add(of agentName) *supporter {
+func (s *supporters) add(of agentName, ranges bool) *supporter {
 	gone := make(chan struct{})
-	agent := &supporter{questions: make(chan *question), gone: gone, goes: sync.OnceFunc(func() { close(gone) })}
+	agent := &supporter{questions: make(chan *question), ranges: ranges, gone: gone, goes: sync.OnceFunc(func() { close(gone) })}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old := s.agents[of]; old != nil {
@@ -481,7 +520,7 @@ func (m *Manager) Support(stream grpc.BidiStreamingServer[pb.SupportAnswer, pb.S
 		return err
 	}
 	name := agentName{node, kind}
-	agent := m.support.add(name)
+	agent := m.support.add(name, first.GetKnowsRanges())
 	defer m.support.remove(name, agent)
 	ended := make(chan error, 1)
 	answers := make(chan *pb.SupportAnswer)
@@ -491,7 +530,7 @@ func (m *Manager) Support(stream grpc.BidiStreamingServer[pb.SupportAnswer, pb.S
 		select {
 		case q := <-agent.questions:
 			asked = q
-			if err := stream.Send(&pb.SupportQuestion{Number: q.number, MostBytes: uint64(q.most)}); err != nil {
+			if err := stream.Send(&pb.SupportQuestion{Number: q.number, MostBytes: uint64(q.most), Ranges: q.about}); err != nil {
 				return err
 			}
 		case a := <-answers:

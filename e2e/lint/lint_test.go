@@ -62,7 +62,7 @@ var arrows = map[string][]string{
 	"volmgr/replicated":  {"volmgr/cluster", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/wal", "volmgr/store", "proto/beat", "proto/block"},
 	"volmgr/quorum":      {"volmgr/quorum/wal"}, // its plain values
 	"volmgr/quorum/wal":  {"proto/block", "proto/durable"},
-	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric"},
+	"volmgr":             {"volmgr/audit", "volmgr/cluster", "volmgr/drivepolicy", "volmgr/event", "volmgr/evidence", "volmgr/health", "volmgr/image", "volmgr/labelset", "volmgr/live", "volmgr/quorum", "volmgr/quorum/member", "volmgr/quorum/transport", "volmgr/replicated", "volmgr/store", "volmgr/trust", "proto/access", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/pki", "volmgr/bundle", "proto/metric", "raid"},
 	"target/drive":       {"proto/block", "proto/figures", "proto/nvmetcp", "proto/pb"},
 	"target/backend":     {"proto/block"},
 	"target/integrity":   {"proto/block"},

@@ -93,7 +93,7 @@ var expected = map[string]string{
 	"Manager/GetStatus": "viewer operator admin target initiator csi manager", "Manager/ListManagers": "viewer operator admin manager",
 	"Manager/ListNodes": "viewer operator admin csi", "Manager/ListDevices": "viewer operator admin", "Manager/ListDrives": "viewer operator admin",
 	"Manager/ListPools": "viewer operator admin csi", "Manager/GetVolume": "viewer operator admin csi", "Manager/ListVolumes": "viewer operator admin csi",
-	"Manager/GetCapacity": "viewer operator admin csi", "Manager/ExplainVolume": "viewer operator admin", "Manager/ListAttachments": "viewer operator admin csi",
+	"Manager/GetCapacity": "viewer operator admin csi", "Manager/GetSnapshotRanges": "viewer operator admin csi", "Manager/ExplainVolume": "viewer operator admin", "Manager/ListAttachments": "viewer operator admin csi",
 	"Manager/ListEvents": "viewer operator admin csi", "Manager/WatchEvents": "viewer operator admin csi", "Manager/WhatIf": "viewer operator admin", "Manager/GetDependents": "viewer operator admin csi", "Manager/GetFigures": "viewer operator admin",
 	"Manager/SetNodeLabels": "operator admin", "Manager/AddDrive": "operator admin", "Manager/SetDriveLabels": "operator admin",
 	"Manager/ListDrivePolicies": "viewer operator admin", "Manager/CreateDrivePolicy": "operator admin", "Manager/DeleteDrivePolicy": "operator admin",

@@ -5348,11 +5348,13 @@ func (*FiguresResponse) Descriptor() ([]byte, []int) {
 	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
-// SupportQuestion asks for all that an agent can tell of its machine, but for secrets.
+// SupportQuestion asks for all that an agent can tell of its machine, but for secrets. With ranges it
+// asks for those alone, of an agent that has said that it knows.
 type SupportQuestion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`                        // more than 0; answers repeat it
 	MostBytes     uint64                 `protobuf:"varint,2,opt,name=most_bytes,json=mostBytes,proto3" json:"most_bytes,omitempty"` // of all files of the answer
+	Ranges        *RangesQuestion        `protobuf:"bytes,3,opt,name=ranges,proto3" json:"ranges,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5401,23 +5403,117 @@ func (x *SupportQuestion) GetMostBytes() uint64 {
 	return 0
 }
 
+func (x *SupportQuestion) GetRanges() *RangesQuestion {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+// RangesQuestion asks a target where a leg of a snapshot holds data.
+type RangesQuestion struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DriveId       string                 `protobuf:"bytes,1,opt,name=drive_id,json=driveId,proto3" json:"drive_id,omitempty"`
+	LegId         string                 `protobuf:"bytes,2,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	SinceLegId    string                 `protobuf:"bytes,3,opt,name=since_leg_id,json=sinceLegId,proto3" json:"since_leg_id,omitempty"` // where it differs from this leg, of another snapshot; empty: where it holds data
+	Offset        uint64                 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`                            // bytes of the leg
+	EndOffset     uint64                 `protobuf:"varint,5,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`
+	Most          uint32                 `protobuf:"varint,6,opt,name=most,proto3" json:"most,omitempty"` // ranges
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangesQuestion) Reset() {
+	*x = RangesQuestion{}
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangesQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangesQuestion) ProtoMessage() {}
+
+func (x *RangesQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangesQuestion.ProtoReflect.Descriptor instead.
+func (*RangesQuestion) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *RangesQuestion) GetDriveId() string {
+	if x != nil {
+		return x.DriveId
+	}
+	return ""
+}
+
+func (x *RangesQuestion) GetLegId() string {
+	if x != nil {
+		return x.LegId
+	}
+	return ""
+}
+
+func (x *RangesQuestion) GetSinceLegId() string {
+	if x != nil {
+		return x.SinceLegId
+	}
+	return ""
+}
+
+func (x *RangesQuestion) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *RangesQuestion) GetEndOffset() uint64 {
+	if x != nil {
+		return x.EndOffset
+	}
+	return 0
+}
+
+func (x *RangesQuestion) GetMost() uint32 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
 // SupportAnswer is a piece of an answer.
 type SupportAnswer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // in the first message of a stream
 	Source        SupportSource          `protobuf:"varint,2,opt,name=source,proto3,enum=weft.v1.SupportSource" json:"source,omitempty"`
-	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`  // of the question; 0 in the first message of a stream
-	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`       // "doctor.txt"; pieces of one file follow one another
-	Data          []byte                 `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`       // at most 64 KiB
-	Missing       string                 `protobuf:"bytes,6,opt,name=missing,proto3" json:"missing,omitempty"` // why the file is not there, or why not all of it
-	Last          bool                   `protobuf:"varint,7,opt,name=last,proto3" json:"last,omitempty"`      // nothing of this answer follows
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`                              // of the question; 0 in the first message of a stream
+	File          string                 `protobuf:"bytes,4,opt,name=file,proto3" json:"file,omitempty"`                                   // "doctor.txt"; pieces of one file follow one another
+	Data          []byte                 `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`                                   // at most 64 KiB
+	Missing       string                 `protobuf:"bytes,6,opt,name=missing,proto3" json:"missing,omitempty"`                             // why the file is not there, or why not all of it
+	Last          bool                   `protobuf:"varint,7,opt,name=last,proto3" json:"last,omitempty"`                                  // nothing of this answer follows
+	KnowsRanges   bool                   `protobuf:"varint,8,opt,name=knows_ranges,json=knowsRanges,proto3" json:"knows_ranges,omitempty"` // in the first message of a stream: the agent answers RangesQuestion
+	Ranges        *RangesAnswer          `protobuf:"bytes,9,opt,name=ranges,proto3" json:"ranges,omitempty"`                               // the whole answer to one, with last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5429,7 +5525,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5442,7 +5538,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5492,6 +5588,80 @@ func (x *SupportAnswer) GetLast() bool {
 		return x.Last
 	}
 	return false
+}
+
+func (x *SupportAnswer) GetKnowsRanges() bool {
+	if x != nil {
+		return x.KnowsRanges
+	}
+	return false
+}
+
+func (x *SupportAnswer) GetRanges() *RangesAnswer {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+type RangesAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ranges        []*ByteRange           `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`                            // in order; what is not named before next is zero, or equal
+	NextOffset    uint64                 `protobuf:"varint,2,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"` // where the rest begins; end_offset of the question: there is none
+	Failed        string                 `protobuf:"bytes,3,opt,name=failed,proto3" json:"failed,omitempty"`                            // why there is no answer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RangesAnswer) Reset() {
+	*x = RangesAnswer{}
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RangesAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RangesAnswer) ProtoMessage() {}
+
+func (x *RangesAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RangesAnswer.ProtoReflect.Descriptor instead.
+func (*RangesAnswer) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *RangesAnswer) GetRanges() []*ByteRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *RangesAnswer) GetNextOffset() uint64 {
+	if x != nil {
+		return x.NextOffset
+	}
+	return 0
+}
+
+func (x *RangesAnswer) GetFailed() string {
+	if x != nil {
+		return x.Failed
+	}
+	return ""
 }
 
 var File_weft_v1_agent_proto protoreflect.FileDescriptor
@@ -5979,11 +6149,21 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x10took_nanoseconds\x18\x04 \x01(\x04R\x0ftookNanoseconds\x12!\n" +
 	"\ffirst_bucket\x18\x05 \x01(\rR\vfirstBucket\x12\x18\n" +
 	"\abuckets\x18\x06 \x03(\x04R\abuckets\"\x11\n" +
-	"\x0fFiguresResponse\"H\n" +
+	"\x0fFiguresResponse\"y\n" +
 	"\x0fSupportQuestion\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1d\n" +
 	"\n" +
-	"most_bytes\x18\x02 \x01(\x04R\tmostBytes\"\xc1\x01\n" +
+	"most_bytes\x18\x02 \x01(\x04R\tmostBytes\x12/\n" +
+	"\x06ranges\x18\x03 \x01(\v2\x17.weft.v1.RangesQuestionR\x06ranges\"\xaf\x01\n" +
+	"\x0eRangesQuestion\x12\x19\n" +
+	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x15\n" +
+	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12 \n" +
+	"\fsince_leg_id\x18\x03 \x01(\tR\n" +
+	"sinceLegId\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x1d\n" +
+	"\n" +
+	"end_offset\x18\x05 \x01(\x04R\tendOffset\x12\x12\n" +
+	"\x04most\x18\x06 \x01(\rR\x04most\"\x93\x02\n" +
 	"\rSupportAnswer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12.\n" +
 	"\x06source\x18\x02 \x01(\x0e2\x16.weft.v1.SupportSourceR\x06source\x12\x16\n" +
@@ -5991,7 +6171,14 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04file\x18\x04 \x01(\tR\x04file\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\x12\x18\n" +
 	"\amissing\x18\x06 \x01(\tR\amissing\x12\x12\n" +
-	"\x04last\x18\a \x01(\bR\x04last*X\n" +
+	"\x04last\x18\a \x01(\bR\x04last\x12!\n" +
+	"\fknows_ranges\x18\b \x01(\bR\vknowsRanges\x12-\n" +
+	"\x06ranges\x18\t \x01(\v2\x15.weft.v1.RangesAnswerR\x06ranges\"s\n" +
+	"\fRangesAnswer\x12*\n" +
+	"\x06ranges\x18\x01 \x03(\v2\x12.weft.v1.ByteRangeR\x06ranges\x12\x1f\n" +
+	"\vnext_offset\x18\x02 \x01(\x04R\n" +
+	"nextOffset\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\tR\x06failed*X\n" +
 	"\aAbility\x12\x17\n" +
 	"\x13ABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fABILITY_UNKNOWN\x10\x01\x12\x0e\n" +
@@ -6074,7 +6261,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(LegOriginKind)(0),            // 1: weft.v1.LegOriginKind
@@ -6139,51 +6326,54 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*OperationFigures)(nil),      // 60: weft.v1.OperationFigures
 	(*FiguresResponse)(nil),       // 61: weft.v1.FiguresResponse
 	(*SupportQuestion)(nil),       // 62: weft.v1.SupportQuestion
-	(*SupportAnswer)(nil),         // 63: weft.v1.SupportAnswer
-	nil,                           // 64: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 65: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 66: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 67: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 68: weft.v1.Portal
-	(*Device)(nil),                // 69: weft.v1.Device
-	(*Problem)(nil),               // 70: weft.v1.Problem
-	(*Extent)(nil),                // 71: weft.v1.Extent
-	(ImageKind)(0),                // 72: weft.v1.ImageKind
-	(*Layout)(nil),                // 73: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 74: google.protobuf.Timestamp
-	(*SnapshotOf)(nil),            // 75: weft.v1.SnapshotOf
-	(*Host)(nil),                  // 76: weft.v1.Host
-	(AttachMode)(0),               // 77: weft.v1.AttachMode
-	(*Place)(nil),                 // 78: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 79: google.protobuf.Duration
-	(LegState)(0),                 // 80: weft.v1.LegState
+	(*RangesQuestion)(nil),        // 63: weft.v1.RangesQuestion
+	(*SupportAnswer)(nil),         // 64: weft.v1.SupportAnswer
+	(*RangesAnswer)(nil),          // 65: weft.v1.RangesAnswer
+	nil,                           // 66: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 67: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 68: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 69: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 70: weft.v1.Portal
+	(*Device)(nil),                // 71: weft.v1.Device
+	(*Problem)(nil),               // 72: weft.v1.Problem
+	(*Extent)(nil),                // 73: weft.v1.Extent
+	(ImageKind)(0),                // 74: weft.v1.ImageKind
+	(*Layout)(nil),                // 75: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
+	(*SnapshotOf)(nil),            // 77: weft.v1.SnapshotOf
+	(*Host)(nil),                  // 78: weft.v1.Host
+	(AttachMode)(0),               // 79: weft.v1.AttachMode
+	(*Place)(nil),                 // 80: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
+	(LegState)(0),                 // 82: weft.v1.LegState
+	(*ByteRange)(nil),             // 83: weft.v1.ByteRange
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	11,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	12,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	64,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	68,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	69,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	66,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	70,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	71,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	15,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	20,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	21,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	22,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	70,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	72,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	10,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	18,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
 	16,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	71,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	71,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	71,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	71,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	73,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	73,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	73,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	73,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	19,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	72,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	73,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	65,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	74,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	75,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	74,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	75,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	67,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	76,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	77,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
 	27,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	28,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	21,  // 27: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
@@ -6191,25 +6381,25 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	10,  // 29: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
 	24,  // 30: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
 	25,  // 31: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	71,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	68,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	73,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	70,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
 	31,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
 	23,  // 35: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	69,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	66,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	68,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	71,  // 39: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	71,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	68,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	70,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	73,  // 39: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	19,  // 40: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	72,  // 41: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	74,  // 41: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
 	29,  // 42: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
 	1,   // 43: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	76,  // 44: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	78,  // 44: weft.v1.WantedExport.host:type_name -> weft.v1.Host
 	32,  // 45: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
 	31,  // 46: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	67,  // 47: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	76,  // 48: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	69,  // 47: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	78,  // 48: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
 	36,  // 49: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	70,  // 50: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	72,  // 50: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
 	34,  // 51: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
 	10,  // 52: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
 	35,  // 53: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
@@ -6232,21 +6422,21 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	6,   // 70: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
 	48,  // 71: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
 	10,  // 72: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	73,  // 73: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	77,  // 74: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	75,  // 73: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	79,  // 74: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
 	51,  // 75: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
 	50,  // 76: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
 	49,  // 77: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	78,  // 78: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	80,  // 78: weft.v1.Scrub.from:type_name -> weft.v1.Place
 	41,  // 79: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	79,  // 80: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	80,  // 81: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	68,  // 82: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	81,  // 80: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	82,  // 81: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	70,  // 82: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
 	31,  // 83: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	76,  // 84: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	78,  // 84: weft.v1.WantedLink.host:type_name -> weft.v1.Host
 	53,  // 85: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
 	7,   // 86: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	74,  // 87: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	76,  // 87: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
 	56,  // 88: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
 	8,   // 89: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
 	59,  // 90: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
@@ -6255,24 +6445,27 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	60,  // 93: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
 	60,  // 94: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
 	60,  // 95: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	9,   // 96: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	13,  // 97: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	33,  // 98: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	52,  // 99: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	55,  // 100: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	58,  // 101: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	63,  // 102: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 103: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	47,  // 104: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	54,  // 105: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	57,  // 106: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	61,  // 107: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	62,  // 108: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	103, // [103:109] is the sub-list for method output_type
-	97,  // [97:103] is the sub-list for method input_type
-	97,  // [97:97] is the sub-list for extension type_name
-	97,  // [97:97] is the sub-list for extension extendee
-	0,   // [0:97] is the sub-list for field type_name
+	63,  // 96: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 97: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	65,  // 98: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	83,  // 99: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 100: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	33,  // 101: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	52,  // 102: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	55,  // 103: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	58,  // 104: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	64,  // 105: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 106: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	47,  // 107: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	54,  // 108: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	57,  // 109: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	61,  // 110: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	62,  // 111: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	106, // [106:112] is the sub-list for method output_type
+	100, // [100:106] is the sub-list for method input_type
+	100, // [100:100] is the sub-list for extension type_name
+	100, // [100:100] is the sub-list for extension extendee
+	0,   // [0:100] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -6288,7 +6481,7 @@ func file_weft_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   58,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

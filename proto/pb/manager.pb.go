@@ -90,6 +90,128 @@ func (FiguresOf) EnumDescriptor() ([]byte, []int) {
 	return file_weft_v1_manager_proto_rawDescGZIP(), []int{0}
 }
 
+type GetSnapshotRangesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      string                 `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // "db1@tue"
+	Since         string                 `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`       // "db1@mon"; empty: all that holds data
+	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`    // where to begin; next_offset of the answer before
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSnapshotRangesRequest) Reset() {
+	*x = GetSnapshotRangesRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSnapshotRangesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSnapshotRangesRequest) ProtoMessage() {}
+
+func (x *GetSnapshotRangesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSnapshotRangesRequest.ProtoReflect.Descriptor instead.
+func (*GetSnapshotRangesRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *GetSnapshotRangesRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+func (x *GetSnapshotRangesRequest) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *GetSnapshotRangesRequest) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type GetSnapshotRangesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In order, whole grains. What is not named before next_offset is zero, or the same in both; what is
+	// named may be.
+	Ranges        []*ByteRange `protobuf:"bytes,1,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	NextOffset    uint64       `protobuf:"varint,2,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"` // size_bytes: there are no more
+	SizeBytes     uint64       `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`    // of the snapshot
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSnapshotRangesResponse) Reset() {
+	*x = GetSnapshotRangesResponse{}
+	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSnapshotRangesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSnapshotRangesResponse) ProtoMessage() {}
+
+func (x *GetSnapshotRangesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSnapshotRangesResponse.ProtoReflect.Descriptor instead.
+func (*GetSnapshotRangesResponse) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetSnapshotRangesResponse) GetRanges() []*ByteRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *GetSnapshotRangesResponse) GetNextOffset() uint64 {
+	if x != nil {
+		return x.NextOffset
+	}
+	return 0
+}
+
+func (x *GetSnapshotRangesResponse) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -98,7 +220,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[0]
+	mi := &file_weft_v1_manager_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -110,7 +232,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[0]
+	mi := &file_weft_v1_manager_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -123,7 +245,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{0}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{2}
 }
 
 // Status is a summary of the cluster that fits on one screen.
@@ -135,7 +257,7 @@ type ListManagersRequest struct {
 
 func (x *ListManagersRequest) Reset() {
 	*x = ListManagersRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	mi := &file_weft_v1_manager_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -147,7 +269,7 @@ func (x *ListManagersRequest) String() string {
 func (*ListManagersRequest) ProtoMessage() {}
 
 func (x *ListManagersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[1]
+	mi := &file_weft_v1_manager_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -160,7 +282,7 @@ func (x *ListManagersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListManagersRequest.ProtoReflect.Descriptor instead.
 func (*ListManagersRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{1}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{3}
 }
 
 type ListManagersResponse struct {
@@ -173,7 +295,7 @@ type ListManagersResponse struct {
 
 func (x *ListManagersResponse) Reset() {
 	*x = ListManagersResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	mi := &file_weft_v1_manager_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -185,7 +307,7 @@ func (x *ListManagersResponse) String() string {
 func (*ListManagersResponse) ProtoMessage() {}
 
 func (x *ListManagersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[2]
+	mi := &file_weft_v1_manager_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -198,7 +320,7 @@ func (x *ListManagersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListManagersResponse.ProtoReflect.Descriptor instead.
 func (*ListManagersResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{2}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListManagersResponse) GetManagers() []*ManagerMember {
@@ -234,7 +356,7 @@ type ManagerMember struct {
 
 func (x *ManagerMember) Reset() {
 	*x = ManagerMember{}
-	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	mi := &file_weft_v1_manager_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +368,7 @@ func (x *ManagerMember) String() string {
 func (*ManagerMember) ProtoMessage() {}
 
 func (x *ManagerMember) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[3]
+	mi := &file_weft_v1_manager_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +381,7 @@ func (x *ManagerMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMember.ProtoReflect.Descriptor instead.
 func (*ManagerMember) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{3}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ManagerMember) GetId() string {
@@ -321,7 +443,7 @@ type AddManagerRequest struct {
 
 func (x *AddManagerRequest) Reset() {
 	*x = AddManagerRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	mi := &file_weft_v1_manager_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +455,7 @@ func (x *AddManagerRequest) String() string {
 func (*AddManagerRequest) ProtoMessage() {}
 
 func (x *AddManagerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[4]
+	mi := &file_weft_v1_manager_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +468,7 @@ func (x *AddManagerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddManagerRequest.ProtoReflect.Descriptor instead.
 func (*AddManagerRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{4}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AddManagerRequest) GetId() string {
@@ -371,7 +493,7 @@ type AddManagerResponse struct {
 
 func (x *AddManagerResponse) Reset() {
 	*x = AddManagerResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	mi := &file_weft_v1_manager_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +505,7 @@ func (x *AddManagerResponse) String() string {
 func (*AddManagerResponse) ProtoMessage() {}
 
 func (x *AddManagerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[5]
+	mi := &file_weft_v1_manager_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +518,7 @@ func (x *AddManagerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddManagerResponse.ProtoReflect.Descriptor instead.
 func (*AddManagerResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{5}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{7}
 }
 
 type RemoveManagerRequest struct {
@@ -408,7 +530,7 @@ type RemoveManagerRequest struct {
 
 func (x *RemoveManagerRequest) Reset() {
 	*x = RemoveManagerRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -420,7 +542,7 @@ func (x *RemoveManagerRequest) String() string {
 func (*RemoveManagerRequest) ProtoMessage() {}
 
 func (x *RemoveManagerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[6]
+	mi := &file_weft_v1_manager_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -433,7 +555,7 @@ func (x *RemoveManagerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveManagerRequest.ProtoReflect.Descriptor instead.
 func (*RemoveManagerRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{6}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RemoveManagerRequest) GetManager() string {
@@ -452,7 +574,7 @@ type RemoveManagerResponse struct {
 
 func (x *RemoveManagerResponse) Reset() {
 	*x = RemoveManagerResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +586,7 @@ func (x *RemoveManagerResponse) String() string {
 func (*RemoveManagerResponse) ProtoMessage() {}
 
 func (x *RemoveManagerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[7]
+	mi := &file_weft_v1_manager_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +599,7 @@ func (x *RemoveManagerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveManagerResponse.ProtoReflect.Descriptor instead.
 func (*RemoveManagerResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{7}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RemoveManagerResponse) GetRemoved() *ManagerMember {
@@ -497,7 +619,7 @@ type ReplaceManagerRequest struct {
 
 func (x *ReplaceManagerRequest) Reset() {
 	*x = ReplaceManagerRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +631,7 @@ func (x *ReplaceManagerRequest) String() string {
 func (*ReplaceManagerRequest) ProtoMessage() {}
 
 func (x *ReplaceManagerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[8]
+	mi := &file_weft_v1_manager_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +644,7 @@ func (x *ReplaceManagerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceManagerRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceManagerRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{8}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReplaceManagerRequest) GetOld() string {
@@ -549,7 +671,7 @@ type ReplaceManagerResponse struct {
 
 func (x *ReplaceManagerResponse) Reset() {
 	*x = ReplaceManagerResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +683,7 @@ func (x *ReplaceManagerResponse) String() string {
 func (*ReplaceManagerResponse) ProtoMessage() {}
 
 func (x *ReplaceManagerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[9]
+	mi := &file_weft_v1_manager_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +696,7 @@ func (x *ReplaceManagerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceManagerResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceManagerResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{9}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReplaceManagerResponse) GetRemoved() *ManagerMember {
@@ -600,7 +722,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +734,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[10]
+	mi := &file_weft_v1_manager_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +747,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{10}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TransferLeadershipRequest) GetManager() string {
@@ -643,7 +765,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -655,7 +777,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[11]
+	mi := &file_weft_v1_manager_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -668,7 +790,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{11}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
 }
 
 type GetUpgradeRequest struct {
@@ -679,7 +801,7 @@ type GetUpgradeRequest struct {
 
 func (x *GetUpgradeRequest) Reset() {
 	*x = GetUpgradeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +813,7 @@ func (x *GetUpgradeRequest) String() string {
 func (*GetUpgradeRequest) ProtoMessage() {}
 
 func (x *GetUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[12]
+	mi := &file_weft_v1_manager_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +826,7 @@ func (x *GetUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*GetUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{12}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
 }
 
 type FinishUpgradeRequest struct {
@@ -715,7 +837,7 @@ type FinishUpgradeRequest struct {
 
 func (x *FinishUpgradeRequest) Reset() {
 	*x = FinishUpgradeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +849,7 @@ func (x *FinishUpgradeRequest) String() string {
 func (*FinishUpgradeRequest) ProtoMessage() {}
 
 func (x *FinishUpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[13]
+	mi := &file_weft_v1_manager_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +862,7 @@ func (x *FinishUpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishUpgradeRequest.ProtoReflect.Descriptor instead.
 func (*FinishUpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{13}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
 }
 
 // Upgrade says how far an upgrade has come. A level is a number of what may be recorded and said:
@@ -756,7 +878,7 @@ type Upgrade struct {
 
 func (x *Upgrade) Reset() {
 	*x = Upgrade{}
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +890,7 @@ func (x *Upgrade) String() string {
 func (*Upgrade) ProtoMessage() {}
 
 func (x *Upgrade) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[14]
+	mi := &file_weft_v1_manager_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +903,7 @@ func (x *Upgrade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Upgrade.ProtoReflect.Descriptor instead.
 func (*Upgrade) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{14}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Upgrade) GetLevel() uint32 {
@@ -820,7 +942,7 @@ type UpgradePart struct {
 
 func (x *UpgradePart) Reset() {
 	*x = UpgradePart{}
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -832,7 +954,7 @@ func (x *UpgradePart) String() string {
 func (*UpgradePart) ProtoMessage() {}
 
 func (x *UpgradePart) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[15]
+	mi := &file_weft_v1_manager_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -845,7 +967,7 @@ func (x *UpgradePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradePart.ProtoReflect.Descriptor instead.
 func (*UpgradePart) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *UpgradePart) GetKind() string {
@@ -911,7 +1033,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1045,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[16]
+	mi := &file_weft_v1_manager_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,7 +1058,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Status) GetClusterId() string {
@@ -1040,7 +1162,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1174,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[17]
+	mi := &file_weft_v1_manager_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1187,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListNodesRequest) GetPageSize() uint32 {
@@ -1092,7 +1214,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1226,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[18]
+	mi := &file_weft_v1_manager_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1239,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListNodesResponse) GetNodes() []*Node {
@@ -1144,7 +1266,7 @@ type SetNodeLabelsRequest struct {
 
 func (x *SetNodeLabelsRequest) Reset() {
 	*x = SetNodeLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1278,7 @@ func (x *SetNodeLabelsRequest) String() string {
 func (*SetNodeLabelsRequest) ProtoMessage() {}
 
 func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[19]
+	mi := &file_weft_v1_manager_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1291,7 @@ func (x *SetNodeLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetNodeLabelsRequest) GetNode() string {
@@ -1195,7 +1317,7 @@ type ConfirmNodeDeadRequest struct {
 
 func (x *ConfirmNodeDeadRequest) Reset() {
 	*x = ConfirmNodeDeadRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1207,7 +1329,7 @@ func (x *ConfirmNodeDeadRequest) String() string {
 func (*ConfirmNodeDeadRequest) ProtoMessage() {}
 
 func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[20]
+	mi := &file_weft_v1_manager_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1220,7 +1342,7 @@ func (x *ConfirmNodeDeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfirmNodeDeadRequest.ProtoReflect.Descriptor instead.
 func (*ConfirmNodeDeadRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConfirmNodeDeadRequest) GetNode() string {
@@ -1239,7 +1361,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1373,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[21]
+	mi := &file_weft_v1_manager_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1386,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemoveNodeRequest) GetNode() string {
@@ -1282,7 +1404,7 @@ type RemoveNodeResponse struct {
 
 func (x *RemoveNodeResponse) Reset() {
 	*x = RemoveNodeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1416,7 @@ func (x *RemoveNodeResponse) String() string {
 func (*RemoveNodeResponse) ProtoMessage() {}
 
 func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[22]
+	mi := &file_weft_v1_manager_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1429,7 @@ func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
 }
 
 type AddHostRequest struct {
@@ -1321,7 +1443,7 @@ type AddHostRequest struct {
 
 func (x *AddHostRequest) Reset() {
 	*x = AddHostRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1333,7 +1455,7 @@ func (x *AddHostRequest) String() string {
 func (*AddHostRequest) ProtoMessage() {}
 
 func (x *AddHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[23]
+	mi := &file_weft_v1_manager_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1346,7 +1468,7 @@ func (x *AddHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddHostRequest.ProtoReflect.Descriptor instead.
 func (*AddHostRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *AddHostRequest) GetNode() string {
@@ -1383,7 +1505,7 @@ type AddHostResponse struct {
 
 func (x *AddHostResponse) Reset() {
 	*x = AddHostResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1517,7 @@ func (x *AddHostResponse) String() string {
 func (*AddHostResponse) ProtoMessage() {}
 
 func (x *AddHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[24]
+	mi := &file_weft_v1_manager_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1530,7 @@ func (x *AddHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddHostResponse.ProtoReflect.Descriptor instead.
 func (*AddHostResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AddHostResponse) GetNode() *Node {
@@ -1443,7 +1565,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1577,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[25]
+	mi := &file_weft_v1_manager_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1590,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListDevicesRequest) GetNode() string {
@@ -1502,7 +1624,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1636,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[26]
+	mi := &file_weft_v1_manager_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1649,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -1555,7 +1677,7 @@ type ListDrivesRequest struct {
 
 func (x *ListDrivesRequest) Reset() {
 	*x = ListDrivesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1689,7 @@ func (x *ListDrivesRequest) String() string {
 func (*ListDrivesRequest) ProtoMessage() {}
 
 func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[27]
+	mi := &file_weft_v1_manager_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1702,7 @@ func (x *ListDrivesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListDrivesRequest) GetNode() string {
@@ -1614,7 +1736,7 @@ type ListDrivesResponse struct {
 
 func (x *ListDrivesResponse) Reset() {
 	*x = ListDrivesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1748,7 @@ func (x *ListDrivesResponse) String() string {
 func (*ListDrivesResponse) ProtoMessage() {}
 
 func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[28]
+	mi := &file_weft_v1_manager_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1761,7 @@ func (x *ListDrivesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListDrivesResponse) GetDrives() []*Drive {
@@ -1669,7 +1791,7 @@ type AddDriveRequest struct {
 
 func (x *AddDriveRequest) Reset() {
 	*x = AddDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1803,7 @@ func (x *AddDriveRequest) String() string {
 func (*AddDriveRequest) ProtoMessage() {}
 
 func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[29]
+	mi := &file_weft_v1_manager_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1816,7 @@ func (x *AddDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddDriveRequest.ProtoReflect.Descriptor instead.
 func (*AddDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AddDriveRequest) GetNode() string {
@@ -1735,7 +1857,7 @@ type SetDriveLabelsRequest struct {
 
 func (x *SetDriveLabelsRequest) Reset() {
 	*x = SetDriveLabelsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1869,7 @@ func (x *SetDriveLabelsRequest) String() string {
 func (*SetDriveLabelsRequest) ProtoMessage() {}
 
 func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[30]
+	mi := &file_weft_v1_manager_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1882,7 @@ func (x *SetDriveLabelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDriveLabelsRequest.ProtoReflect.Descriptor instead.
 func (*SetDriveLabelsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetDriveLabelsRequest) GetDriveId() string {
@@ -1786,7 +1908,7 @@ type EvictDriveRequest struct {
 
 func (x *EvictDriveRequest) Reset() {
 	*x = EvictDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1920,7 @@ func (x *EvictDriveRequest) String() string {
 func (*EvictDriveRequest) ProtoMessage() {}
 
 func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[31]
+	mi := &file_weft_v1_manager_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1933,7 @@ func (x *EvictDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveRequest.ProtoReflect.Descriptor instead.
 func (*EvictDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EvictDriveRequest) GetDriveId() string {
@@ -1829,7 +1951,7 @@ type EvictDriveResponse struct {
 
 func (x *EvictDriveResponse) Reset() {
 	*x = EvictDriveResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1841,7 +1963,7 @@ func (x *EvictDriveResponse) String() string {
 func (*EvictDriveResponse) ProtoMessage() {}
 
 func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[32]
+	mi := &file_weft_v1_manager_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1854,7 +1976,7 @@ func (x *EvictDriveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictDriveResponse.ProtoReflect.Descriptor instead.
 func (*EvictDriveResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
 }
 
 type DrainDriveRequest struct {
@@ -1867,7 +1989,7 @@ type DrainDriveRequest struct {
 
 func (x *DrainDriveRequest) Reset() {
 	*x = DrainDriveRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1879,7 +2001,7 @@ func (x *DrainDriveRequest) String() string {
 func (*DrainDriveRequest) ProtoMessage() {}
 
 func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[33]
+	mi := &file_weft_v1_manager_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1892,7 +2014,7 @@ func (x *DrainDriveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainDriveRequest.ProtoReflect.Descriptor instead.
 func (*DrainDriveRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainDriveRequest) GetDriveId() string {
@@ -1919,7 +2041,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2053,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[34]
+	mi := &file_weft_v1_manager_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2066,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CordonNodeRequest) GetNode() string {
@@ -1970,7 +2092,7 @@ type UncordonNodeRequest struct {
 
 func (x *UncordonNodeRequest) Reset() {
 	*x = UncordonNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2104,7 @@ func (x *UncordonNodeRequest) String() string {
 func (*UncordonNodeRequest) ProtoMessage() {}
 
 func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[35]
+	mi := &file_weft_v1_manager_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2117,7 @@ func (x *UncordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*UncordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UncordonNodeRequest) GetNode() string {
@@ -2016,7 +2138,7 @@ type MaintainNodeRequest struct {
 
 func (x *MaintainNodeRequest) Reset() {
 	*x = MaintainNodeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2028,7 +2150,7 @@ func (x *MaintainNodeRequest) String() string {
 func (*MaintainNodeRequest) ProtoMessage() {}
 
 func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[36]
+	mi := &file_weft_v1_manager_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2041,7 +2163,7 @@ func (x *MaintainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MaintainNodeRequest.ProtoReflect.Descriptor instead.
 func (*MaintainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MaintainNodeRequest) GetNode() string {
@@ -2077,7 +2199,7 @@ type RebalancePoolRequest struct {
 
 func (x *RebalancePoolRequest) Reset() {
 	*x = RebalancePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2211,7 @@ func (x *RebalancePoolRequest) String() string {
 func (*RebalancePoolRequest) ProtoMessage() {}
 
 func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[37]
+	mi := &file_weft_v1_manager_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2224,7 @@ func (x *RebalancePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolRequest.ProtoReflect.Descriptor instead.
 func (*RebalancePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RebalancePoolRequest) GetPool() string {
@@ -2143,7 +2265,7 @@ type RebalancePoolResponse struct {
 
 func (x *RebalancePoolResponse) Reset() {
 	*x = RebalancePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2277,7 @@ func (x *RebalancePoolResponse) String() string {
 func (*RebalancePoolResponse) ProtoMessage() {}
 
 func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[38]
+	mi := &file_weft_v1_manager_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2290,7 @@ func (x *RebalancePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalancePoolResponse.ProtoReflect.Descriptor instead.
 func (*RebalancePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RebalancePoolResponse) GetPool() *Pool {
@@ -2202,7 +2324,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2336,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[39]
+	mi := &file_weft_v1_manager_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2349,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlannedMove) GetVolume() string {
@@ -2298,7 +2420,7 @@ type MoveLegRequest struct {
 
 func (x *MoveLegRequest) Reset() {
 	*x = MoveLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2310,7 +2432,7 @@ func (x *MoveLegRequest) String() string {
 func (*MoveLegRequest) ProtoMessage() {}
 
 func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[40]
+	mi := &file_weft_v1_manager_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2323,7 +2445,7 @@ func (x *MoveLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLegRequest.ProtoReflect.Descriptor instead.
 func (*MoveLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MoveLegRequest) GetVolume() string {
@@ -2364,7 +2486,7 @@ type GetDependentsRequest struct {
 
 func (x *GetDependentsRequest) Reset() {
 	*x = GetDependentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2498,7 @@ func (x *GetDependentsRequest) String() string {
 func (*GetDependentsRequest) ProtoMessage() {}
 
 func (x *GetDependentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[41]
+	mi := &file_weft_v1_manager_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,7 +2511,7 @@ func (x *GetDependentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDependentsRequest.ProtoReflect.Descriptor instead.
 func (*GetDependentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetDependentsRequest) GetNodes() []string {
@@ -2408,7 +2530,7 @@ type GetDependentsResponse struct {
 
 func (x *GetDependentsResponse) Reset() {
 	*x = GetDependentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2542,7 @@ func (x *GetDependentsResponse) String() string {
 func (*GetDependentsResponse) ProtoMessage() {}
 
 func (x *GetDependentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[42]
+	mi := &file_weft_v1_manager_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2555,7 @@ func (x *GetDependentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDependentsResponse.ProtoReflect.Descriptor instead.
 func (*GetDependentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetDependentsResponse) GetVolumes() []string {
@@ -2454,7 +2576,7 @@ type WhatIfRequest struct {
 
 func (x *WhatIfRequest) Reset() {
 	*x = WhatIfRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2588,7 @@ func (x *WhatIfRequest) String() string {
 func (*WhatIfRequest) ProtoMessage() {}
 
 func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[43]
+	mi := &file_weft_v1_manager_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2601,7 @@ func (x *WhatIfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfRequest.ProtoReflect.Descriptor instead.
 func (*WhatIfRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WhatIfRequest) GetNodes() []string {
@@ -2526,7 +2648,7 @@ type WhatIfResponse struct {
 
 func (x *WhatIfResponse) Reset() {
 	*x = WhatIfResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2660,7 @@ func (x *WhatIfResponse) String() string {
 func (*WhatIfResponse) ProtoMessage() {}
 
 func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[44]
+	mi := &file_weft_v1_manager_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2673,7 @@ func (x *WhatIfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhatIfResponse.ProtoReflect.Descriptor instead.
 func (*WhatIfResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WhatIfResponse) GetNodes() []string {
@@ -2663,7 +2785,7 @@ type VolumeLoss struct {
 
 func (x *VolumeLoss) Reset() {
 	*x = VolumeLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2675,7 +2797,7 @@ func (x *VolumeLoss) String() string {
 func (*VolumeLoss) ProtoMessage() {}
 
 func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[45]
+	mi := &file_weft_v1_manager_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2688,7 +2810,7 @@ func (x *VolumeLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeLoss.ProtoReflect.Descriptor instead.
 func (*VolumeLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *VolumeLoss) GetVolumeId() string {
@@ -2772,7 +2894,7 @@ type LegLoss struct {
 
 func (x *LegLoss) Reset() {
 	*x = LegLoss{}
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2906,7 @@ func (x *LegLoss) String() string {
 func (*LegLoss) ProtoMessage() {}
 
 func (x *LegLoss) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[46]
+	mi := &file_weft_v1_manager_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2919,7 @@ func (x *LegLoss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLoss.ProtoReflect.Descriptor instead.
 func (*LegLoss) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LegLoss) GetColumn() uint32 {
@@ -2872,7 +2994,7 @@ type CreateDrivePolicyRequest struct {
 
 func (x *CreateDrivePolicyRequest) Reset() {
 	*x = CreateDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +3006,7 @@ func (x *CreateDrivePolicyRequest) String() string {
 func (*CreateDrivePolicyRequest) ProtoMessage() {}
 
 func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[47]
+	mi := &file_weft_v1_manager_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +3019,7 @@ func (x *CreateDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*CreateDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreateDrivePolicyRequest) GetPolicy() *DrivePolicy {
@@ -2915,7 +3037,7 @@ type ListDrivePoliciesRequest struct {
 
 func (x *ListDrivePoliciesRequest) Reset() {
 	*x = ListDrivePoliciesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2927,7 +3049,7 @@ func (x *ListDrivePoliciesRequest) String() string {
 func (*ListDrivePoliciesRequest) ProtoMessage() {}
 
 func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[48]
+	mi := &file_weft_v1_manager_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2940,7 +3062,7 @@ func (x *ListDrivePoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
 }
 
 type ListDrivePoliciesResponse struct {
@@ -2952,7 +3074,7 @@ type ListDrivePoliciesResponse struct {
 
 func (x *ListDrivePoliciesResponse) Reset() {
 	*x = ListDrivePoliciesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2964,7 +3086,7 @@ func (x *ListDrivePoliciesResponse) String() string {
 func (*ListDrivePoliciesResponse) ProtoMessage() {}
 
 func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[49]
+	mi := &file_weft_v1_manager_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2977,7 +3099,7 @@ func (x *ListDrivePoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDrivePoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListDrivePoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListDrivePoliciesResponse) GetPolicies() []*DrivePolicy {
@@ -2996,7 +3118,7 @@ type DeleteDrivePolicyRequest struct {
 
 func (x *DeleteDrivePolicyRequest) Reset() {
 	*x = DeleteDrivePolicyRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3130,7 @@ func (x *DeleteDrivePolicyRequest) String() string {
 func (*DeleteDrivePolicyRequest) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[50]
+	mi := &file_weft_v1_manager_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3143,7 @@ func (x *DeleteDrivePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteDrivePolicyRequest) GetName() string {
@@ -3039,7 +3161,7 @@ type DeleteDrivePolicyResponse struct {
 
 func (x *DeleteDrivePolicyResponse) Reset() {
 	*x = DeleteDrivePolicyResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3173,7 @@ func (x *DeleteDrivePolicyResponse) String() string {
 func (*DeleteDrivePolicyResponse) ProtoMessage() {}
 
 func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[51]
+	mi := &file_weft_v1_manager_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3186,7 @@ func (x *DeleteDrivePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDrivePolicyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteDrivePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
 }
 
 type CreatePoolRequest struct {
@@ -3077,7 +3199,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3211,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[52]
+	mi := &file_weft_v1_manager_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3224,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreatePoolRequest) GetName() string {
@@ -3129,7 +3251,7 @@ type ListPoolsRequest struct {
 
 func (x *ListPoolsRequest) Reset() {
 	*x = ListPoolsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3263,7 @@ func (x *ListPoolsRequest) String() string {
 func (*ListPoolsRequest) ProtoMessage() {}
 
 func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[53]
+	mi := &file_weft_v1_manager_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3276,7 @@ func (x *ListPoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsRequest.ProtoReflect.Descriptor instead.
 func (*ListPoolsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListPoolsRequest) GetPageSize() uint32 {
@@ -3181,7 +3303,7 @@ type ListPoolsResponse struct {
 
 func (x *ListPoolsResponse) Reset() {
 	*x = ListPoolsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3193,7 +3315,7 @@ func (x *ListPoolsResponse) String() string {
 func (*ListPoolsResponse) ProtoMessage() {}
 
 func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[54]
+	mi := &file_weft_v1_manager_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3206,7 +3328,7 @@ func (x *ListPoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoolsResponse.ProtoReflect.Descriptor instead.
 func (*ListPoolsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListPoolsResponse) GetPools() []*Pool {
@@ -3232,7 +3354,7 @@ type DeletePoolRequest struct {
 
 func (x *DeletePoolRequest) Reset() {
 	*x = DeletePoolRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3366,7 @@ func (x *DeletePoolRequest) String() string {
 func (*DeletePoolRequest) ProtoMessage() {}
 
 func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[55]
+	mi := &file_weft_v1_manager_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3379,7 @@ func (x *DeletePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolRequest.ProtoReflect.Descriptor instead.
 func (*DeletePoolRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeletePoolRequest) GetName() string {
@@ -3275,7 +3397,7 @@ type DeletePoolResponse struct {
 
 func (x *DeletePoolResponse) Reset() {
 	*x = DeletePoolResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3409,7 @@ func (x *DeletePoolResponse) String() string {
 func (*DeletePoolResponse) ProtoMessage() {}
 
 func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[56]
+	mi := &file_weft_v1_manager_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3422,7 @@ func (x *DeletePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePoolResponse.ProtoReflect.Descriptor instead.
 func (*DeletePoolResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
 }
 
 type CreateVolumeRequest struct {
@@ -3331,7 +3453,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3465,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[57]
+	mi := &file_weft_v1_manager_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,7 +3478,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateVolumeRequest) GetName() string {
@@ -3480,7 +3602,7 @@ type CreateSnapshotsRequest struct {
 
 func (x *CreateSnapshotsRequest) Reset() {
 	*x = CreateSnapshotsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3614,7 @@ func (x *CreateSnapshotsRequest) String() string {
 func (*CreateSnapshotsRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[58]
+	mi := &file_weft_v1_manager_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3627,7 @@ func (x *CreateSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CreateSnapshotsRequest) GetSnapshots() []*NewSnapshot {
@@ -3526,7 +3648,7 @@ type NewSnapshot struct {
 
 func (x *NewSnapshot) Reset() {
 	*x = NewSnapshot{}
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3660,7 @@ func (x *NewSnapshot) String() string {
 func (*NewSnapshot) ProtoMessage() {}
 
 func (x *NewSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[59]
+	mi := &file_weft_v1_manager_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3673,7 @@ func (x *NewSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewSnapshot.ProtoReflect.Descriptor instead.
 func (*NewSnapshot) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{59}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NewSnapshot) GetVolume() string {
@@ -3584,7 +3706,7 @@ type CreateSnapshotsResponse struct {
 
 func (x *CreateSnapshotsResponse) Reset() {
 	*x = CreateSnapshotsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3718,7 @@ func (x *CreateSnapshotsResponse) String() string {
 func (*CreateSnapshotsResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[60]
+	mi := &file_weft_v1_manager_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3731,7 @@ func (x *CreateSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{60}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreateSnapshotsResponse) GetSnapshots() []*Volume {
@@ -3632,7 +3754,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3766,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[61]
+	mi := &file_weft_v1_manager_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3779,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{61}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RestoreVolumeRequest) GetVolume() string {
@@ -3691,7 +3813,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3825,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[62]
+	mi := &file_weft_v1_manager_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3838,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{62}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3736,7 +3858,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3748,7 +3870,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[63]
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3761,7 +3883,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{63}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3796,7 +3918,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3808,7 +3930,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[64]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3821,7 +3943,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{64}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -3899,7 +4021,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4033,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4046,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -4005,7 +4127,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4017,7 +4139,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4030,7 +4152,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -4093,7 +4215,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4227,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4240,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -4151,7 +4273,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4163,7 +4285,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4176,7 +4298,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -4198,7 +4320,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4332,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4345,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -4264,7 +4386,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4276,7 +4398,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4289,7 +4411,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -4315,7 +4437,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4327,7 +4449,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4340,7 +4462,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -4358,7 +4480,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4370,7 +4492,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4383,7 +4505,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 type ExplainVolumeRequest struct {
@@ -4395,7 +4517,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4407,7 +4529,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4420,7 +4542,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -4443,7 +4565,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4455,7 +4577,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4468,7 +4590,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4517,7 +4639,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4651,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4664,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4581,7 +4703,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4593,7 +4715,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4606,7 +4728,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4651,7 +4773,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4663,7 +4785,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4676,7 +4798,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4715,7 +4837,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +4849,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +4862,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 type ListAttachmentsRequest struct {
@@ -4754,7 +4876,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +4888,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +4901,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4813,7 +4935,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4825,7 +4947,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4838,7 +4960,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -4868,7 +4990,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +5002,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +5015,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -4941,7 +5063,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4953,7 +5075,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4966,7 +5088,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -5005,7 +5127,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5017,7 +5139,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5030,7 +5152,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Figures) GetName() string {
@@ -5127,7 +5249,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5261,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5274,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -5217,7 +5339,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5229,7 +5351,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5242,7 +5364,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -5290,7 +5412,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5302,7 +5424,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5315,7 +5437,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5342,7 +5464,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5354,7 +5476,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5367,7 +5489,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -5392,7 +5514,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5404,7 +5526,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5417,7 +5539,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
 }
 
 type BackupChunk struct {
@@ -5429,7 +5551,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5563,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5576,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5472,7 +5594,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5484,7 +5606,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5497,7 +5619,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{92}
 }
 
 type SupportBundleChunk struct {
@@ -5509,7 +5631,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[91]
+	mi := &file_weft_v1_manager_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5521,7 +5643,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[91]
+	mi := &file_weft_v1_manager_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5534,7 +5656,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{91}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -5548,7 +5670,17 @@ var File_weft_v1_manager_proto protoreflect.FileDescriptor
 
 const file_weft_v1_manager_proto_rawDesc = "" +
 	"\n" +
-	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"\x12\n" +
+	"\x15weft/v1/manager.proto\x12\aweft.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13weft/v1/types.proto\"d\n" +
+	"\x18GetSnapshotRangesRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\tR\bsnapshot\x12\x14\n" +
+	"\x05since\x18\x02 \x01(\tR\x05since\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\x87\x01\n" +
+	"\x19GetSnapshotRangesResponse\x12*\n" +
+	"\x06ranges\x18\x01 \x03(\v2\x12.weft.v1.ByteRangeR\x06ranges\x12\x1f\n" +
+	"\vnext_offset\x18\x02 \x01(\x04R\n" +
+	"nextOffset\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x12\n" +
 	"\x10GetStatusRequest\"\x15\n" +
 	"\x13ListManagersRequest\"^\n" +
 	"\x14ListManagersResponse\x122\n" +
@@ -5963,7 +6095,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\x80\x1c\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\xdc\x1c\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -6014,7 +6146,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\vScrubVolume\x12\x1b.weft.v1.ScrubVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
 	"\fUpdateVolume\x12\x1c.weft.v1.UpdateVolumeRequest\x1a\x0f.weft.v1.Volume\x12T\n" +
 	"\x0fCreateSnapshots\x12\x1f.weft.v1.CreateSnapshotsRequest\x1a .weft.v1.CreateSnapshotsResponse\x12?\n" +
-	"\rRestoreVolume\x12\x1d.weft.v1.RestoreVolumeRequest\x1a\x0f.weft.v1.Volume\x12=\n" +
+	"\rRestoreVolume\x12\x1d.weft.v1.RestoreVolumeRequest\x1a\x0f.weft.v1.Volume\x12Z\n" +
+	"\x11GetSnapshotRanges\x12!.weft.v1.GetSnapshotRangesRequest\x1a\".weft.v1.GetSnapshotRangesResponse\x12=\n" +
 	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
 	"\x0fPromoteStaleLeg\x12\x1f.weft.v1.PromoteStaleLegRequest\x1a\x0f.weft.v1.Volume\x125\n" +
@@ -6042,283 +6175,289 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
-	(*GetStatusRequest)(nil),           // 1: weft.v1.GetStatusRequest
-	(*ListManagersRequest)(nil),        // 2: weft.v1.ListManagersRequest
-	(*ListManagersResponse)(nil),       // 3: weft.v1.ListManagersResponse
-	(*ManagerMember)(nil),              // 4: weft.v1.ManagerMember
-	(*AddManagerRequest)(nil),          // 5: weft.v1.AddManagerRequest
-	(*AddManagerResponse)(nil),         // 6: weft.v1.AddManagerResponse
-	(*RemoveManagerRequest)(nil),       // 7: weft.v1.RemoveManagerRequest
-	(*RemoveManagerResponse)(nil),      // 8: weft.v1.RemoveManagerResponse
-	(*ReplaceManagerRequest)(nil),      // 9: weft.v1.ReplaceManagerRequest
-	(*ReplaceManagerResponse)(nil),     // 10: weft.v1.ReplaceManagerResponse
-	(*TransferLeadershipRequest)(nil),  // 11: weft.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 12: weft.v1.TransferLeadershipResponse
-	(*GetUpgradeRequest)(nil),          // 13: weft.v1.GetUpgradeRequest
-	(*FinishUpgradeRequest)(nil),       // 14: weft.v1.FinishUpgradeRequest
-	(*Upgrade)(nil),                    // 15: weft.v1.Upgrade
-	(*UpgradePart)(nil),                // 16: weft.v1.UpgradePart
-	(*Status)(nil),                     // 17: weft.v1.Status
-	(*ListNodesRequest)(nil),           // 18: weft.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 19: weft.v1.ListNodesResponse
-	(*SetNodeLabelsRequest)(nil),       // 20: weft.v1.SetNodeLabelsRequest
-	(*ConfirmNodeDeadRequest)(nil),     // 21: weft.v1.ConfirmNodeDeadRequest
-	(*RemoveNodeRequest)(nil),          // 22: weft.v1.RemoveNodeRequest
-	(*RemoveNodeResponse)(nil),         // 23: weft.v1.RemoveNodeResponse
-	(*AddHostRequest)(nil),             // 24: weft.v1.AddHostRequest
-	(*AddHostResponse)(nil),            // 25: weft.v1.AddHostResponse
-	(*ListDevicesRequest)(nil),         // 26: weft.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),        // 27: weft.v1.ListDevicesResponse
-	(*ListDrivesRequest)(nil),          // 28: weft.v1.ListDrivesRequest
-	(*ListDrivesResponse)(nil),         // 29: weft.v1.ListDrivesResponse
-	(*AddDriveRequest)(nil),            // 30: weft.v1.AddDriveRequest
-	(*SetDriveLabelsRequest)(nil),      // 31: weft.v1.SetDriveLabelsRequest
-	(*EvictDriveRequest)(nil),          // 32: weft.v1.EvictDriveRequest
-	(*EvictDriveResponse)(nil),         // 33: weft.v1.EvictDriveResponse
-	(*DrainDriveRequest)(nil),          // 34: weft.v1.DrainDriveRequest
-	(*CordonNodeRequest)(nil),          // 35: weft.v1.CordonNodeRequest
-	(*UncordonNodeRequest)(nil),        // 36: weft.v1.UncordonNodeRequest
-	(*MaintainNodeRequest)(nil),        // 37: weft.v1.MaintainNodeRequest
-	(*RebalancePoolRequest)(nil),       // 38: weft.v1.RebalancePoolRequest
-	(*RebalancePoolResponse)(nil),      // 39: weft.v1.RebalancePoolResponse
-	(*PlannedMove)(nil),                // 40: weft.v1.PlannedMove
-	(*MoveLegRequest)(nil),             // 41: weft.v1.MoveLegRequest
-	(*GetDependentsRequest)(nil),       // 42: weft.v1.GetDependentsRequest
-	(*GetDependentsResponse)(nil),      // 43: weft.v1.GetDependentsResponse
-	(*WhatIfRequest)(nil),              // 44: weft.v1.WhatIfRequest
-	(*WhatIfResponse)(nil),             // 45: weft.v1.WhatIfResponse
-	(*VolumeLoss)(nil),                 // 46: weft.v1.VolumeLoss
-	(*LegLoss)(nil),                    // 47: weft.v1.LegLoss
-	(*CreateDrivePolicyRequest)(nil),   // 48: weft.v1.CreateDrivePolicyRequest
-	(*ListDrivePoliciesRequest)(nil),   // 49: weft.v1.ListDrivePoliciesRequest
-	(*ListDrivePoliciesResponse)(nil),  // 50: weft.v1.ListDrivePoliciesResponse
-	(*DeleteDrivePolicyRequest)(nil),   // 51: weft.v1.DeleteDrivePolicyRequest
-	(*DeleteDrivePolicyResponse)(nil),  // 52: weft.v1.DeleteDrivePolicyResponse
-	(*CreatePoolRequest)(nil),          // 53: weft.v1.CreatePoolRequest
-	(*ListPoolsRequest)(nil),           // 54: weft.v1.ListPoolsRequest
-	(*ListPoolsResponse)(nil),          // 55: weft.v1.ListPoolsResponse
-	(*DeletePoolRequest)(nil),          // 56: weft.v1.DeletePoolRequest
-	(*DeletePoolResponse)(nil),         // 57: weft.v1.DeletePoolResponse
-	(*CreateVolumeRequest)(nil),        // 58: weft.v1.CreateVolumeRequest
-	(*CreateSnapshotsRequest)(nil),     // 59: weft.v1.CreateSnapshotsRequest
-	(*NewSnapshot)(nil),                // 60: weft.v1.NewSnapshot
-	(*CreateSnapshotsResponse)(nil),    // 61: weft.v1.CreateSnapshotsResponse
-	(*RestoreVolumeRequest)(nil),       // 62: weft.v1.RestoreVolumeRequest
-	(*Segment)(nil),                    // 63: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 64: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 65: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 66: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 67: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 68: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 69: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 70: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 71: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 72: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 73: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 74: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 75: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 76: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 77: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 78: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 79: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 80: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 81: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 82: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 83: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 84: weft.v1.Figures
-	(*Rates)(nil),                      // 85: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 86: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 87: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 88: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 89: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 90: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 91: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 92: weft.v1.SupportBundleChunk
-	nil,                                // 93: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 94: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 95: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 96: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 97: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 98: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 99: weft.v1.NewSnapshot.LabelsEntry
-	nil,                                // 100: weft.v1.Segment.LabelsEntry
-	nil,                                // 101: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*timestamppb.Timestamp)(nil),      // 102: google.protobuf.Timestamp
-	(*Node)(nil),                       // 103: weft.v1.Node
-	(*Device)(nil),                     // 104: weft.v1.Device
-	(*Drive)(nil),                      // 105: weft.v1.Drive
-	(*Pool)(nil),                       // 106: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 107: google.protobuf.Duration
-	(*Attachment)(nil),                 // 108: weft.v1.Attachment
-	(Health)(0),                        // 109: weft.v1.Health
-	(LegState)(0),                      // 110: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 111: weft.v1.DrivePolicy
-	(*Volume)(nil),                     // 112: weft.v1.Volume
-	(*Place)(nil),                      // 113: weft.v1.Place
-	(AttachMode)(0),                    // 114: weft.v1.AttachMode
-	(*Event)(nil),                      // 115: weft.v1.Event
+	(*GetSnapshotRangesRequest)(nil),   // 1: weft.v1.GetSnapshotRangesRequest
+	(*GetSnapshotRangesResponse)(nil),  // 2: weft.v1.GetSnapshotRangesResponse
+	(*GetStatusRequest)(nil),           // 3: weft.v1.GetStatusRequest
+	(*ListManagersRequest)(nil),        // 4: weft.v1.ListManagersRequest
+	(*ListManagersResponse)(nil),       // 5: weft.v1.ListManagersResponse
+	(*ManagerMember)(nil),              // 6: weft.v1.ManagerMember
+	(*AddManagerRequest)(nil),          // 7: weft.v1.AddManagerRequest
+	(*AddManagerResponse)(nil),         // 8: weft.v1.AddManagerResponse
+	(*RemoveManagerRequest)(nil),       // 9: weft.v1.RemoveManagerRequest
+	(*RemoveManagerResponse)(nil),      // 10: weft.v1.RemoveManagerResponse
+	(*ReplaceManagerRequest)(nil),      // 11: weft.v1.ReplaceManagerRequest
+	(*ReplaceManagerResponse)(nil),     // 12: weft.v1.ReplaceManagerResponse
+	(*TransferLeadershipRequest)(nil),  // 13: weft.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 14: weft.v1.TransferLeadershipResponse
+	(*GetUpgradeRequest)(nil),          // 15: weft.v1.GetUpgradeRequest
+	(*FinishUpgradeRequest)(nil),       // 16: weft.v1.FinishUpgradeRequest
+	(*Upgrade)(nil),                    // 17: weft.v1.Upgrade
+	(*UpgradePart)(nil),                // 18: weft.v1.UpgradePart
+	(*Status)(nil),                     // 19: weft.v1.Status
+	(*ListNodesRequest)(nil),           // 20: weft.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 21: weft.v1.ListNodesResponse
+	(*SetNodeLabelsRequest)(nil),       // 22: weft.v1.SetNodeLabelsRequest
+	(*ConfirmNodeDeadRequest)(nil),     // 23: weft.v1.ConfirmNodeDeadRequest
+	(*RemoveNodeRequest)(nil),          // 24: weft.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),         // 25: weft.v1.RemoveNodeResponse
+	(*AddHostRequest)(nil),             // 26: weft.v1.AddHostRequest
+	(*AddHostResponse)(nil),            // 27: weft.v1.AddHostResponse
+	(*ListDevicesRequest)(nil),         // 28: weft.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),        // 29: weft.v1.ListDevicesResponse
+	(*ListDrivesRequest)(nil),          // 30: weft.v1.ListDrivesRequest
+	(*ListDrivesResponse)(nil),         // 31: weft.v1.ListDrivesResponse
+	(*AddDriveRequest)(nil),            // 32: weft.v1.AddDriveRequest
+	(*SetDriveLabelsRequest)(nil),      // 33: weft.v1.SetDriveLabelsRequest
+	(*EvictDriveRequest)(nil),          // 34: weft.v1.EvictDriveRequest
+	(*EvictDriveResponse)(nil),         // 35: weft.v1.EvictDriveResponse
+	(*DrainDriveRequest)(nil),          // 36: weft.v1.DrainDriveRequest
+	(*CordonNodeRequest)(nil),          // 37: weft.v1.CordonNodeRequest
+	(*UncordonNodeRequest)(nil),        // 38: weft.v1.UncordonNodeRequest
+	(*MaintainNodeRequest)(nil),        // 39: weft.v1.MaintainNodeRequest
+	(*RebalancePoolRequest)(nil),       // 40: weft.v1.RebalancePoolRequest
+	(*RebalancePoolResponse)(nil),      // 41: weft.v1.RebalancePoolResponse
+	(*PlannedMove)(nil),                // 42: weft.v1.PlannedMove
+	(*MoveLegRequest)(nil),             // 43: weft.v1.MoveLegRequest
+	(*GetDependentsRequest)(nil),       // 44: weft.v1.GetDependentsRequest
+	(*GetDependentsResponse)(nil),      // 45: weft.v1.GetDependentsResponse
+	(*WhatIfRequest)(nil),              // 46: weft.v1.WhatIfRequest
+	(*WhatIfResponse)(nil),             // 47: weft.v1.WhatIfResponse
+	(*VolumeLoss)(nil),                 // 48: weft.v1.VolumeLoss
+	(*LegLoss)(nil),                    // 49: weft.v1.LegLoss
+	(*CreateDrivePolicyRequest)(nil),   // 50: weft.v1.CreateDrivePolicyRequest
+	(*ListDrivePoliciesRequest)(nil),   // 51: weft.v1.ListDrivePoliciesRequest
+	(*ListDrivePoliciesResponse)(nil),  // 52: weft.v1.ListDrivePoliciesResponse
+	(*DeleteDrivePolicyRequest)(nil),   // 53: weft.v1.DeleteDrivePolicyRequest
+	(*DeleteDrivePolicyResponse)(nil),  // 54: weft.v1.DeleteDrivePolicyResponse
+	(*CreatePoolRequest)(nil),          // 55: weft.v1.CreatePoolRequest
+	(*ListPoolsRequest)(nil),           // 56: weft.v1.ListPoolsRequest
+	(*ListPoolsResponse)(nil),          // 57: weft.v1.ListPoolsResponse
+	(*DeletePoolRequest)(nil),          // 58: weft.v1.DeletePoolRequest
+	(*DeletePoolResponse)(nil),         // 59: weft.v1.DeletePoolResponse
+	(*CreateVolumeRequest)(nil),        // 60: weft.v1.CreateVolumeRequest
+	(*CreateSnapshotsRequest)(nil),     // 61: weft.v1.CreateSnapshotsRequest
+	(*NewSnapshot)(nil),                // 62: weft.v1.NewSnapshot
+	(*CreateSnapshotsResponse)(nil),    // 63: weft.v1.CreateSnapshotsResponse
+	(*RestoreVolumeRequest)(nil),       // 64: weft.v1.RestoreVolumeRequest
+	(*Segment)(nil),                    // 65: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 66: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 67: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 68: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 69: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 70: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 71: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 72: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 73: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 74: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 75: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 76: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 77: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 78: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 79: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 80: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 81: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 82: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 83: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 84: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 85: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 86: weft.v1.Figures
+	(*Rates)(nil),                      // 87: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 88: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 89: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 90: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 91: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 92: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 93: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 94: weft.v1.SupportBundleChunk
+	nil,                                // 95: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 96: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 97: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 98: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 99: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 100: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 101: weft.v1.NewSnapshot.LabelsEntry
+	nil,                                // 102: weft.v1.Segment.LabelsEntry
+	nil,                                // 103: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*ByteRange)(nil),                  // 104: weft.v1.ByteRange
+	(*timestamppb.Timestamp)(nil),      // 105: google.protobuf.Timestamp
+	(*Node)(nil),                       // 106: weft.v1.Node
+	(*Device)(nil),                     // 107: weft.v1.Device
+	(*Drive)(nil),                      // 108: weft.v1.Drive
+	(*Pool)(nil),                       // 109: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 110: google.protobuf.Duration
+	(*Attachment)(nil),                 // 111: weft.v1.Attachment
+	(Health)(0),                        // 112: weft.v1.Health
+	(LegState)(0),                      // 113: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 114: weft.v1.DrivePolicy
+	(*Volume)(nil),                     // 115: weft.v1.Volume
+	(*Place)(nil),                      // 116: weft.v1.Place
+	(AttachMode)(0),                    // 117: weft.v1.AttachMode
+	(*Event)(nil),                      // 118: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	4,   // 0: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	102, // 1: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
-	4,   // 2: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
-	4,   // 3: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
-	16,  // 4: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	103, // 5: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	93,  // 6: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	103, // 7: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
-	104, // 8: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	105, // 9: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	94,  // 10: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	95,  // 11: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	106, // 12: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
-	40,  // 13: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	96,  // 14: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	107, // 15: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
-	46,  // 16: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	108, // 17: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	109, // 18: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	109, // 19: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
-	47,  // 20: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	110, // 21: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	111, // 22: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	111, // 23: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	97,  // 24: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	106, // 25: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	98,  // 26: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	63,  // 27: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	63,  // 28: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
-	60,  // 29: weft.v1.CreateSnapshotsRequest.snapshots:type_name -> weft.v1.NewSnapshot
-	99,  // 30: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
-	112, // 31: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
-	100, // 32: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	113, // 33: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	101, // 34: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	63,  // 35: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	112, // 36: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	114, // 37: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	108, // 38: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
-	0,   // 39: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	107, // 40: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	84,  // 41: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	85,  // 42: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	85,  // 43: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	85,  // 44: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	85,  // 45: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	85,  // 46: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	115, // 47: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
-	1,   // 48: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
-	2,   // 49: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
-	5,   // 50: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
-	7,   // 51: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
-	9,   // 52: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
-	11,  // 53: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
-	13,  // 54: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
-	14,  // 55: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
-	18,  // 56: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
-	20,  // 57: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
-	21,  // 58: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
-	22,  // 59: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
-	24,  // 60: weft.v1.Manager.AddHost:input_type -> weft.v1.AddHostRequest
-	26,  // 61: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
-	28,  // 62: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
-	30,  // 63: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
-	48,  // 64: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
-	49,  // 65: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
-	51,  // 66: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
-	31,  // 67: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
-	32,  // 68: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
-	34,  // 69: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
-	35,  // 70: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
-	36,  // 71: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
-	37,  // 72: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
-	42,  // 73: weft.v1.Manager.GetDependents:input_type -> weft.v1.GetDependentsRequest
-	41,  // 74: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
-	44,  // 75: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
-	53,  // 76: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
-	54,  // 77: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
-	56,  // 78: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
-	38,  // 79: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
-	58,  // 80: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	69,  // 81: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	70,  // 82: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	72,  // 83: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	64,  // 84: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	65,  // 85: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	66,  // 86: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
-	59,  // 87: weft.v1.Manager.CreateSnapshots:input_type -> weft.v1.CreateSnapshotsRequest
-	62,  // 88: weft.v1.Manager.RestoreVolume:input_type -> weft.v1.RestoreVolumeRequest
-	67,  // 89: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	74,  // 90: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	76,  // 91: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	77,  // 92: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	78,  // 93: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	80,  // 94: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	82,  // 95: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	86,  // 96: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	88,  // 97: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	89,  // 98: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	91,  // 99: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	17,  // 100: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	3,   // 101: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	6,   // 102: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	8,   // 103: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	10,  // 104: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	12,  // 105: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	15,  // 106: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	15,  // 107: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	19,  // 108: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	103, // 109: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	103, // 110: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	23,  // 111: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	25,  // 112: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
-	27,  // 113: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	29,  // 114: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	105, // 115: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	111, // 116: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	50,  // 117: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	52,  // 118: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	105, // 119: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	33,  // 120: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	105, // 121: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	103, // 122: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	103, // 123: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	103, // 124: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	43,  // 125: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
-	112, // 126: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	45,  // 127: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	106, // 128: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	55,  // 129: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	57,  // 130: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	39,  // 131: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	112, // 132: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	112, // 133: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	71,  // 134: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	73,  // 135: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	112, // 136: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	112, // 137: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	112, // 138: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	61,  // 139: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
-	112, // 140: weft.v1.Manager.RestoreVolume:output_type -> weft.v1.Volume
-	68,  // 141: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	75,  // 142: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	112, // 143: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	108, // 144: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	79,  // 145: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	81,  // 146: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	83,  // 147: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	87,  // 148: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	115, // 149: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	90,  // 150: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	92,  // 151: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	100, // [100:152] is the sub-list for method output_type
-	48,  // [48:100] is the sub-list for method input_type
-	48,  // [48:48] is the sub-list for extension type_name
-	48,  // [48:48] is the sub-list for extension extendee
-	0,   // [0:48] is the sub-list for field type_name
+	104, // 0: weft.v1.GetSnapshotRangesResponse.ranges:type_name -> weft.v1.ByteRange
+	6,   // 1: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
+	105, // 2: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	6,   // 3: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
+	6,   // 4: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
+	18,  // 5: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
+	106, // 6: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	95,  // 7: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	106, // 8: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	107, // 9: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	108, // 10: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	96,  // 11: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	97,  // 12: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	109, // 13: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	42,  // 14: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
+	98,  // 15: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	110, // 16: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	48,  // 17: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
+	111, // 18: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	112, // 19: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	112, // 20: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	49,  // 21: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
+	113, // 22: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	114, // 23: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	114, // 24: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	99,  // 25: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	109, // 26: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	100, // 27: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	65,  // 28: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	65,  // 29: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	62,  // 30: weft.v1.CreateSnapshotsRequest.snapshots:type_name -> weft.v1.NewSnapshot
+	101, // 31: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
+	115, // 32: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
+	102, // 33: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	116, // 34: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	103, // 35: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	65,  // 36: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	115, // 37: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	117, // 38: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	111, // 39: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	0,   // 40: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
+	110, // 41: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	86,  // 42: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	87,  // 43: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	87,  // 44: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	87,  // 45: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	87,  // 46: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	87,  // 47: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	118, // 48: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	3,   // 49: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
+	4,   // 50: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
+	7,   // 51: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
+	9,   // 52: weft.v1.Manager.RemoveManager:input_type -> weft.v1.RemoveManagerRequest
+	11,  // 53: weft.v1.Manager.ReplaceManager:input_type -> weft.v1.ReplaceManagerRequest
+	13,  // 54: weft.v1.Manager.TransferLeadership:input_type -> weft.v1.TransferLeadershipRequest
+	15,  // 55: weft.v1.Manager.GetUpgrade:input_type -> weft.v1.GetUpgradeRequest
+	16,  // 56: weft.v1.Manager.FinishUpgrade:input_type -> weft.v1.FinishUpgradeRequest
+	20,  // 57: weft.v1.Manager.ListNodes:input_type -> weft.v1.ListNodesRequest
+	22,  // 58: weft.v1.Manager.SetNodeLabels:input_type -> weft.v1.SetNodeLabelsRequest
+	23,  // 59: weft.v1.Manager.ConfirmNodeDead:input_type -> weft.v1.ConfirmNodeDeadRequest
+	24,  // 60: weft.v1.Manager.RemoveNode:input_type -> weft.v1.RemoveNodeRequest
+	26,  // 61: weft.v1.Manager.AddHost:input_type -> weft.v1.AddHostRequest
+	28,  // 62: weft.v1.Manager.ListDevices:input_type -> weft.v1.ListDevicesRequest
+	30,  // 63: weft.v1.Manager.ListDrives:input_type -> weft.v1.ListDrivesRequest
+	32,  // 64: weft.v1.Manager.AddDrive:input_type -> weft.v1.AddDriveRequest
+	50,  // 65: weft.v1.Manager.CreateDrivePolicy:input_type -> weft.v1.CreateDrivePolicyRequest
+	51,  // 66: weft.v1.Manager.ListDrivePolicies:input_type -> weft.v1.ListDrivePoliciesRequest
+	53,  // 67: weft.v1.Manager.DeleteDrivePolicy:input_type -> weft.v1.DeleteDrivePolicyRequest
+	33,  // 68: weft.v1.Manager.SetDriveLabels:input_type -> weft.v1.SetDriveLabelsRequest
+	34,  // 69: weft.v1.Manager.EvictDrive:input_type -> weft.v1.EvictDriveRequest
+	36,  // 70: weft.v1.Manager.DrainDrive:input_type -> weft.v1.DrainDriveRequest
+	37,  // 71: weft.v1.Manager.CordonNode:input_type -> weft.v1.CordonNodeRequest
+	38,  // 72: weft.v1.Manager.UncordonNode:input_type -> weft.v1.UncordonNodeRequest
+	39,  // 73: weft.v1.Manager.MaintainNode:input_type -> weft.v1.MaintainNodeRequest
+	44,  // 74: weft.v1.Manager.GetDependents:input_type -> weft.v1.GetDependentsRequest
+	43,  // 75: weft.v1.Manager.MoveLeg:input_type -> weft.v1.MoveLegRequest
+	46,  // 76: weft.v1.Manager.WhatIf:input_type -> weft.v1.WhatIfRequest
+	55,  // 77: weft.v1.Manager.CreatePool:input_type -> weft.v1.CreatePoolRequest
+	56,  // 78: weft.v1.Manager.ListPools:input_type -> weft.v1.ListPoolsRequest
+	58,  // 79: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
+	40,  // 80: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
+	60,  // 81: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
+	71,  // 82: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	72,  // 83: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	74,  // 84: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	66,  // 85: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	67,  // 86: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	68,  // 87: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	61,  // 88: weft.v1.Manager.CreateSnapshots:input_type -> weft.v1.CreateSnapshotsRequest
+	64,  // 89: weft.v1.Manager.RestoreVolume:input_type -> weft.v1.RestoreVolumeRequest
+	1,   // 90: weft.v1.Manager.GetSnapshotRanges:input_type -> weft.v1.GetSnapshotRangesRequest
+	69,  // 91: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	76,  // 92: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	78,  // 93: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	79,  // 94: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	80,  // 95: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	82,  // 96: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	84,  // 97: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	88,  // 98: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	90,  // 99: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	91,  // 100: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	93,  // 101: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	19,  // 102: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	5,   // 103: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	8,   // 104: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	10,  // 105: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	12,  // 106: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	14,  // 107: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	17,  // 108: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	17,  // 109: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	21,  // 110: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	106, // 111: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	106, // 112: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	25,  // 113: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	27,  // 114: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	29,  // 115: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	31,  // 116: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	108, // 117: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	114, // 118: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	52,  // 119: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	54,  // 120: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	108, // 121: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	35,  // 122: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	108, // 123: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	106, // 124: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	106, // 125: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	106, // 126: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	45,  // 127: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
+	115, // 128: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	47,  // 129: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	109, // 130: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	57,  // 131: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	59,  // 132: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	41,  // 133: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	115, // 134: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	115, // 135: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	73,  // 136: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	75,  // 137: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	115, // 138: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	115, // 139: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	115, // 140: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	63,  // 141: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
+	115, // 142: weft.v1.Manager.RestoreVolume:output_type -> weft.v1.Volume
+	2,   // 143: weft.v1.Manager.GetSnapshotRanges:output_type -> weft.v1.GetSnapshotRangesResponse
+	70,  // 144: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	77,  // 145: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	115, // 146: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	111, // 147: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	81,  // 148: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	83,  // 149: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	85,  // 150: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	89,  // 151: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	118, // 152: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	92,  // 153: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	94,  // 154: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	102, // [102:155] is the sub-list for method output_type
+	49,  // [49:102] is the sub-list for method input_type
+	49,  // [49:49] is the sub-list for extension type_name
+	49,  // [49:49] is the sub-list for extension extendee
+	0,   // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_manager_proto_init() }
@@ -6327,14 +6466,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[65].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[67].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   101,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -72,6 +72,7 @@ const (
 	Manager_UpdateVolume_FullMethodName       = "/weft.v1.Manager/UpdateVolume"
 	Manager_CreateSnapshots_FullMethodName    = "/weft.v1.Manager/CreateSnapshots"
 	Manager_RestoreVolume_FullMethodName      = "/weft.v1.Manager/RestoreVolume"
+	Manager_GetSnapshotRanges_FullMethodName  = "/weft.v1.Manager/GetSnapshotRanges"
 	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
 	Manager_PromoteStaleLeg_FullMethodName    = "/weft.v1.Manager/PromoteStaleLeg"
@@ -175,6 +176,10 @@ type ManagerClient interface {
 	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
 	// has gone back, and hosts can have it again, when restoring_to is empty.
 	RestoreVolume(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
+	// the same volume. It asks the targets of their copies, which must be online and in user space. It
+	// returns some ranges at a time.
+	GetSnapshotRanges(ctx context.Context, in *GetSnapshotRangesRequest, opts ...grpc.CallOption) (*GetSnapshotRangesResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -619,6 +624,16 @@ func (c *managerClient) RestoreVolume(ctx context.Context, in *RestoreVolumeRequ
 	return out, nil
 }
 
+func (c *managerClient) GetSnapshotRanges(ctx context.Context, in *GetSnapshotRangesRequest, opts ...grpc.CallOption) (*GetSnapshotRangesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetSnapshotRangesResponse)
+	err := c.cc.Invoke(ctx, Manager_GetSnapshotRanges_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Capacity)
@@ -846,6 +861,10 @@ type ManagerServer interface {
 	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
 	// has gone back, and hosts can have it again, when restoring_to is empty.
 	RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error)
+	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
+	// the same volume. It asks the targets of their copies, which must be online and in user space. It
+	// returns some ranges at a time.
+	GetSnapshotRanges(context.Context, *GetSnapshotRangesRequest) (*GetSnapshotRangesResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error)
 	// ExplainVolume explains a volume's state, what it waits for, and what to do.
@@ -1002,6 +1021,9 @@ func (UnimplementedManagerServer) CreateSnapshots(context.Context, *CreateSnapsh
 }
 func (UnimplementedManagerServer) RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreVolume not implemented")
+}
+func (UnimplementedManagerServer) GetSnapshotRanges(context.Context, *GetSnapshotRangesRequest) (*GetSnapshotRangesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSnapshotRanges not implemented")
 }
 func (UnimplementedManagerServer) GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCapacity not implemented")
@@ -1795,6 +1817,24 @@ func _Manager_RestoreVolume_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_GetSnapshotRanges_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSnapshotRangesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).GetSnapshotRanges(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_GetSnapshotRanges_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).GetSnapshotRanges(ctx, req.(*GetSnapshotRangesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_GetCapacity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetCapacityRequest)
 	if err := dec(in); err != nil {
@@ -2142,6 +2182,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestoreVolume",
 			Handler:    _Manager_RestoreVolume_Handler,
+		},
+		{
+			MethodName: "GetSnapshotRanges",
+			Handler:    _Manager_GetSnapshotRanges_Handler,
 		},
 		{
 			MethodName: "GetCapacity",

@@ -2481,6 +2481,59 @@ func (x *SnapshotOf) GetGroupId() string {
 	return ""
 }
 
+// ByteRange is a range of a device.
+type ByteRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Offset        uint64                 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ByteRange) Reset() {
+	*x = ByteRange{}
+	mi := &file_weft_v1_types_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ByteRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ByteRange) ProtoMessage() {}
+
+func (x *ByteRange) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ByteRange.ProtoReflect.Descriptor instead.
+func (*ByteRange) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ByteRange) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ByteRange) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // Rebuild is the copying of a column's data to one leg.
 type Rebuild struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2503,7 +2556,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2568,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2581,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2645,7 +2698,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +2710,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +2723,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2775,7 +2828,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2840,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2853,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2845,7 +2898,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2857,7 +2910,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2870,7 +2923,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -3001,7 +3054,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3066,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3079,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -3314,7 +3367,10 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
 	"volumeName\x120\n" +
 	"\x05taken\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x12\x19\n" +
-	"\bgroup_id\x18\x04 \x01(\tR\agroupId\"\xac\x03\n" +
+	"\bgroup_id\x18\x04 \x01(\tR\agroupId\"9\n" +
+	"\tByteRange\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\xac\x03\n" +
 	"\aRebuild\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -3456,7 +3512,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3484,74 +3540,75 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Leg)(nil),                   // 23: weft.v1.Leg
 	(*Volume)(nil),                // 24: weft.v1.Volume
 	(*SnapshotOf)(nil),            // 25: weft.v1.SnapshotOf
-	(*Rebuild)(nil),               // 26: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 27: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 28: weft.v1.Place
-	(*Attachment)(nil),            // 29: weft.v1.Attachment
-	(*Event)(nil),                 // 30: weft.v1.Event
-	nil,                           // 31: weft.v1.Node.LabelsEntry
-	nil,                           // 32: weft.v1.Drive.LabelsEntry
-	nil,                           // 33: weft.v1.DrivePolicy.NodesEntry
-	nil,                           // 34: weft.v1.DrivePolicy.LabelsEntry
-	nil,                           // 35: weft.v1.Pool.SelectorEntry
-	nil,                           // 36: weft.v1.Volume.LabelsEntry
-	nil,                           // 37: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 39: google.protobuf.Duration
+	(*ByteRange)(nil),             // 26: weft.v1.ByteRange
+	(*Rebuild)(nil),               // 27: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 28: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 29: weft.v1.Place
+	(*Attachment)(nil),            // 30: weft.v1.Attachment
+	(*Event)(nil),                 // 31: weft.v1.Event
+	nil,                           // 32: weft.v1.Node.LabelsEntry
+	nil,                           // 33: weft.v1.Drive.LabelsEntry
+	nil,                           // 34: weft.v1.DrivePolicy.NodesEntry
+	nil,                           // 35: weft.v1.DrivePolicy.LabelsEntry
+	nil,                           // 36: weft.v1.Pool.SelectorEntry
+	nil,                           // 37: weft.v1.Volume.LabelsEntry
+	nil,                           // 38: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	31, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	32, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	38, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	38, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	39, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	39, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	39, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	38, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	32, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	40, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	39, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	33, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	38, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	39, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	39, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	40, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	33, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
-	34, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
-	35, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	34, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	35, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	36, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 21: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	38, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	38, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	39, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	39, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
 	22, // 24: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 25: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	38, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	39, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	21, // 27: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	36, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	37, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 29: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 30: weft.v1.Volume.health:type_name -> weft.v1.Health
 	23, // 31: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	29, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	38, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	29, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	27, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	27, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	26, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	30, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	39, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	30, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	28, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	28, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	27, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
 	25, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
-	38, // 39: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
-	38, // 40: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	38, // 41: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	39, // 42: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	38, // 43: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	38, // 44: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	28, // 45: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	39, // 39: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	39, // 40: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	39, // 41: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	40, // 42: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	39, // 43: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	39, // 44: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	29, // 45: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
 	6,  // 46: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
 	7,  // 47: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	38, // 48: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	38, // 49: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	39, // 48: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	39, // 49: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
 	8,  // 50: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	37, // 51: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	38, // 51: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
 	52, // [52:52] is the sub-list for method output_type
 	52, // [52:52] is the sub-list for method input_type
 	52, // [52:52] is the sub-list for extension type_name
@@ -3571,7 +3628,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

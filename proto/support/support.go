@@ -54,6 +54,8 @@ type Agent struct {
 	Source  pb.SupportSource
 	// Collect looks around. It returns what it has when ctx ends, and nothing secret.
 	Collect func(ctx context.Context) []File
+	// Ranges says where a leg holds data. Nil: the agent does not know.
+	Ranges func(ctx context.Context, q *pb.RangesQuestion) *pb.RangesAnswer
 	// Ended is called when a stream has ended. The next one is opened soon. It may be nil.
 	Ended func(error)
 }
@@ -91,7 +93,7 @@ func (a *Agent) session(ctx context.Context) error {
 		_, err := stream.Recv() // it has the cause
 		return err
 	}
-	if err := send(&pb.SupportAnswer{Node: a.Node, Source: a.Source}); err != nil {
+	if err := send(&pb.SupportAnswer{Node: a.Node, Source: a.Source, KnowsRanges: a.Ranges != nil}); err != nil {
 		return err
 	}
 	for {
@@ -99,15 +101,22 @@ func (a *Agent) session(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		looking, done := context.WithTimeout(ctx, collectFor)
-		files := a.Collect(looking)
-		done()
-		for _, m := range Pieces(question, files) {
+		for _, m := range a.answer(ctx, question) {
 			if err := send(m); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// answer is the answer to a question, in messages.
+func (a *Agent) answer(ctx context.Context, question *pb.SupportQuestion) []*pb.SupportAnswer {
+	ctx, cancel := context.WithTimeout(ctx, collectFor)
+	defer cancel()
+	if q := question.GetRanges(); q != nil && a.Ranges != nil {
+		return []*pb.SupportAnswer{{Number: question.GetNumber(), Last: true, Ranges: a.Ranges(ctx, q)}}
+	}
+	return Pieces(question, a.Collect(ctx))
 }
 
 // Pieces is the answer to a question, in messages. Files beyond what was asked for are cut, and say

@@ -13,7 +13,7 @@ import (
 // most so many ranges; next is where the rest begins, end if there is none. Writes, freezes and merges
 // go on meanwhile: each chunk is looked at by itself.
 func (l *Leg) Allocated(off, end int64, most int) (found []block.Range, next int64, err error) {
-	found, next, err = l.ranges(off, end, most, func(chunk uint32) (uint64, error) { return l.tree.allocated(l.layer, chunk), nil })
+	found, next, err = l.scan(off, end, most, func(chunk uint32) (uint64, error) { return l.tree.allocated(l.layer, chunk), nil })
 	if err != nil {
 		err = fmt.Errorf("find the data of leg %v: %w", l.layerNow().Object, err)
 	}
@@ -26,10 +26,10 @@ func (l *Leg) Allocated(off, end int64, most int) (found []block.Range, next int
 func (l *Leg) Differing(since block.UUID, off, end int64, most int) (found []block.Range, next int64, err error) {
 	base, err := l.tree.snapshot(since)
 	if err == nil {
-		found, next, err = l.ranges(off, end, most, func(chunk uint32) (uint64, error) {
-			s := l.tree.layers[base]
-			if s == nil || s.State != StateFrozen {
-				return 0, ErrUnknown
+		found, next, err = l.scan(off, end, most, func(chunk uint32) (uint64, error) {
+			s, err := l.tree.frozen(base)
+			if err != nil {
+				return 0, err
 			}
 			return l.tree.differing(l.layer, s, chunk), nil
 		})
@@ -40,7 +40,52 @@ func (l *Leg) Differing(since block.UUID, off, end int64, most int) (found []blo
 	return found, next, err
 }
 
-// snapshot returns the layer of a snapshot.
+// Ranges is Allocated for a snapshot that need not be open, or Differing if since is not zero. What it
+// does not name is so for good, as long as both snapshots exist.
+func (t *Tree) Ranges(snapshot, since block.UUID, off, end int64, most int) (found []block.Range, next int64, err error) {
+	of, err := t.snapshot(snapshot)
+	base := of
+	if err == nil && !since.IsZero() {
+		base, err = t.snapshot(since)
+	}
+	if err == nil {
+		err = t.Err()
+	}
+	if l, there := t.Layer(snapshot); err == nil && there && (off < 0 || off > end || end > int64(l.Size)) {
+		err = block.ErrRange
+	}
+	if err == nil {
+		found, next, err = t.scan(off, end, most, func(chunk uint32) (uint64, error) {
+			s, err := t.frozen(of)
+			if err != nil {
+				return 0, err
+			}
+			if since.IsZero() {
+				return t.allocated(s, chunk), nil
+			}
+			b, err := t.frozen(base)
+			if err != nil {
+				return 0, err
+			}
+			return t.differing(s, b, chunk), nil
+		})
+	}
+	if err != nil {
+		err = fmt.Errorf("ranges of snapshot %v: %w", snapshot, err)
+	}
+	return found, next, err
+}
+
+// frozen returns the layer of a snapshot by its id. The caller holds a stripe.
+func (t *Tree) frozen(id uint32) (*layer, error) {
+	l := t.layers[id]
+	if l == nil || l.State != StateFrozen {
+		return nil, ErrUnknown
+	}
+	return l, nil
+}
+
+// snapshot returns the id of a snapshot's layer.
 func (t *Tree) snapshot(object block.UUID) (id uint32, err error) {
 	s := t.stripe(0)
 	s.mu.Lock()
@@ -65,9 +110,8 @@ func (l *Leg) layerNow() *layer {
 	return l.layer
 }
 
-// ranges collects the ranges of the grains that look finds in each chunk. Look is called with the
-// chunk's stripe held.
-func (l *Leg) ranges(off, end int64, most int, look func(chunk uint32) (uint64, error)) (found []block.Range, next int64, err error) {
+// scan is Tree.scan, in the leg.
+func (l *Leg) scan(off, end int64, most int, look func(chunk uint32) (uint64, error)) (found []block.Range, next int64, err error) {
 	if size := int64(l.Geometry().Size); off < 0 || off > end || end > size {
 		return nil, off, fmt.Errorf("%d to %d of %d bytes: %w", off, end, size, block.ErrRange)
 	}
@@ -75,9 +119,15 @@ func (l *Leg) ranges(off, end int64, most int, look func(chunk uint32) (uint64, 
 		return nil, off, block.ErrGone
 	}
 	defer l.reads.leave()
+	return l.tree.scan(off, end, most, look)
+}
+
+// scan collects the ranges of the grains that look finds in each chunk. Look is called with the chunk's
+// stripe held.
+func (t *Tree) scan(off, end int64, most int, look func(chunk uint32) (uint64, error)) (found []block.Range, next int64, err error) {
 	for at := off; at < end; {
 		chunk := uint32(at / ChunkSize)
-		s := l.tree.stripe(chunk)
+		s := t.stripe(chunk)
 		s.mu.Lock()
 		grains, err := look(chunk)
 		s.mu.Unlock()
@@ -97,12 +147,12 @@ func (l *Leg) ranges(off, end int64, most int, look func(chunk uint32) (uint64, 
 			} else if n < most {
 				found = append(found, r)
 			} else {
-				return found, r.Off, l.tree.Err()
+				return found, r.Off, t.Err()
 			}
 		}
 		at = begin + ChunkSize
 	}
-	return found, end, l.tree.Err()
+	return found, end, t.Err()
 }
 
 // view is what a layer sees of a chunk: the grains that a record decides, and those of them that it

@@ -155,6 +155,14 @@ func (w *rangeWorld) check(object, since block.UUID) error {
 			return fmt.Errorf("4 KiB %d holds %d and is not named", i, tag)
 		}
 	}
+	if w.frozen[object] {
+		byTree, err := w.named(func(off, end int64, most int) ([]block.Range, int64, error) {
+			return w.tree.Ranges(object, block.UUID{}, off, end, most)
+		})
+		if err != nil || !slices.Equal(byTree, named) {
+			return fmt.Errorf("the tree names other ranges of a snapshot: %v", err)
+		}
+	}
 	if since.IsZero() {
 		return nil
 	}
@@ -164,6 +172,14 @@ func (w *rangeWorld) check(object, since block.UUID) error {
 	})
 	if err != nil {
 		return err
+	}
+	if w.frozen[object] {
+		byTree, err := w.named(func(off, end int64, most int) ([]block.Range, int64, error) {
+			return w.tree.Ranges(object, since, off, end, most)
+		})
+		if err != nil || !slices.Equal(byTree, named) {
+			return fmt.Errorf("the tree names other differences of a snapshot: %v", err)
+		}
 	}
 	was := w.holds[since]
 	for i := range holds {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/mapped"
 )
 
@@ -49,4 +50,24 @@ func (l *linear) withMap(do func(*mappedLeg) error) error {
 	defer t.release()
 	m, _ := t.below.(*mappedLeg)
 	return do(m)
+}
+
+// Ranges returns where a snapshot's leg holds data, or where it differs from another snapshot's if that is
+// not zero. The legs need not be mapped. fs.ErrNotExist: one of them is not on the drive, or no snapshot.
+func (d *Disk) Ranges(id, since block.LegID, off, end int64, most int) (found []block.Range, next int64, err error) {
+	err = d.inTurn(func() error {
+		label := d.Label()
+		leg := label.Leg(id)
+		if leg == nil || !drive.Mapped(leg) {
+			return fmt.Errorf("leg %v: %w", id, fs.ErrNotExist)
+		}
+		return d.held.within(leg.GetTreeId(), func(t *openTree) error {
+			found, next, err = t.Ranges(id.UUID, since.UUID, off, end, most)
+			if errors.Is(err, mapped.ErrUnknown) || errors.Is(err, mapped.ErrState) {
+				err = fmt.Errorf("%w: %w", err, fs.ErrNotExist)
+			}
+			return err
+		})
+	})
+	return found, next, err
 }

@@ -11,7 +11,6 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/controller"
-	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/mapped"
 )
 
@@ -44,7 +43,23 @@ func TestAnExportSaysWhereItsLegHasData(t *testing.T) {
 			t.Errorf("Differing since %v, which is no snapshot: %v, want ErrNotExist", since, err)
 		}
 	}
-	must(t, p.machine.Legs.Do(step(dm.OpRemove, nil)))
+	p.carve(t, tuesday)
+	must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+	for _, closed := range []bool{false, true} {
+		if closed {
+			p.stop(t)
+		}
+		found, next, err = p.disk.Ranges(tuesday, monday, 0, 1<<30, 10)
+		if want := []block.Range{grain(7<<20 + 16384)}; err != nil || next != 1<<30 || !slices.Equal(found, want) {
+			t.Errorf("Ranges, closed %v: %v, %d, %v; want %v", closed, found, next, err, want)
+		}
+	}
+	if _, _, err := p.disk.Ranges(copied, block.LegID{}, 0, 4096, 1); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Ranges of a leg that is not there: %v, want ErrNotExist", err)
+	}
+	if _, _, err := p.disk.Ranges(monday, block.LegID{}, 0, 1<<30+4096, 1); !errors.Is(err, block.ErrRange) {
+		t.Errorf("Ranges beyond the end: %v, want ErrRange", err)
+	}
 	if _, _, err := m.Allocated(0, 1<<30, 10); !errors.Is(err, block.ErrGone) {
 		t.Errorf("Allocated of a leg that is not mapped: %v, want ErrGone", err)
 	}
