@@ -5,16 +5,19 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/archive"
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/proto/pb"
 )
@@ -152,6 +155,41 @@ func attaching(a *pb.Attachment) string {
 		text += fmt.Sprintf(" (%s copied)", cli.Used(a.GetResyncDoneBytes(), a.GetResyncTotalBytes()))
 	}
 	return text
+}
+
+// archives are the tools of the commands that export and import.
+var archives = archive.Tools{Attach: attachHere, Ready: waitForVolume}
+
+// attachHere attaches a volume or a snapshot to this machine. What detaches it again does nothing if it
+// was attached before.
+func attachHere(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) (device string, detach func(context.Context) error, err error) {
+	node, err := cli.NodeOrThis("")
+	if err != nil {
+		return "", nil, err
+	}
+	before, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
+	if err != nil {
+		return "", nil, err
+	}
+	detach = func(ctx context.Context) error {
+		return runDetach(ctx, api, detachOptions{volume: volume, node: node, wait: true}, out)
+	}
+	if attachmentOf(before, node) != nil {
+		detach = func(context.Context) error { return nil }
+	}
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: volume, Node: node, Mode: modes[defaultMode(volume)]})
+	if err == nil {
+		a, err = waitForAttachment(ctx, api, a, out)
+	}
+	if err == nil && a.GetDevice() == "" {
+		err = fmt.Errorf("volume %s has no device on %s: it is a host without Weft's agent", volume, node)
+	}
+	if err != nil {
+		after, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return "", nil, errors.Join(err, detach(after))
+	}
+	return a.GetDevice(), detach, nil
 }
 
 type detachOptions struct {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"weft.dev/weft/cmd/internal/archive"
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/console"
 	"weft.dev/weft/cmd/internal/dev"
@@ -50,7 +51,7 @@ Most commands talk to the volume manager. The daemons are "weft volmgr",
 	g.AddFlags(root)
 	root.AddCommand(
 		newStatus(g), top.New(g), explain.New(g, explain.Tools{Drive: resolveDrive, Next: cli.NextCommand}), newWhatIf(g), newAttach(g), newDetach(g),
-		newNode(g), newDrive(g), newPool(g), newVolume(g), snapshot.New(g, snapshot.Tools{Describe: runVolumeDescribe}), newLeg(g), newAttachment(g), newEvent(g),
+		newNode(g), newDrive(g), newPool(g), newVolume(g), snapshot.New(g, snapshot.Tools{Describe: runVolumeDescribe, Export: archive.NewExport(g, archives)}), newLeg(g), newAttachment(g), newEvent(g),
 		newVolmgr(g), upgrade.New(g), newTarget(g), newInitiator(g), newCSI(g), dev.New(g, diagnose),
 		newDoctor(g), support.New(g), monitoring.New(g), newKubernetes(g), console.New(g), newVersion(g), newCompletion(), manual.New(), newExitCodes(),
 	)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"weft.dev/weft/e2e/namespace"
 	"weft.dev/weft/e2e/promtool"
 )
 
@@ -33,7 +35,7 @@ func TestScripts(t *testing.T) {
 			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"), freePort(env, "FOURTH"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits,
+			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits, "write": write,
 			"unpack": unpackKept, "includes": includes, "conventional": conventional, "label-version": labelVersion,
 		},
 	})
@@ -73,6 +75,23 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Fatalf("stdout did not come to match %q (%v)", args[0], err)
 		}
 	}
+}
+
+// write writes 4 KiB of a letter to a volume of weft dev: "write DEVICE LETTER OFFSET...".
+func write(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: write DEVICE LETTER OFFSET...")
+	}
+	n, err := namespace.Open(args[0])
+	ts.Check(err)
+	defer n.Close()
+	for _, at := range args[2:] {
+		off, err := strconv.ParseInt(at, 10, 64)
+		ts.Check(err)
+		_, err = n.WriteAt(bytes.Repeat([]byte(args[1]), 4096), off)
+		ts.Check(err)
+	}
+	ts.Check(n.Sync())
 }
 
 // awaits waits for a file, or until it has a line that matches: "awaits FILE [PATTERN]".

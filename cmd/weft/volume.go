@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"weft.dev/weft/cmd/internal/archive"
 	"weft.dev/weft/cmd/internal/cli"
 	"weft.dev/weft/cmd/internal/snapshot"
 	"weft.dev/weft/proto/block"
@@ -25,7 +26,7 @@ import (
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), snapshot.NewRestore(g), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), snapshot.NewRestore(g), archive.NewImport(g, archives), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshot has the commands that take, list, describe and delete snapshots of volumes.
+// Package snapshot has the commands that take, list, describe, compare and delete snapshots of volumes.
 //
 // A snapshot is a volume that never changes, called like its volume and a name of its own, "db1@mon".
 // Other commands take it by that name: it is attached, detached and explained as a volume is.
@@ -28,12 +28,13 @@ const argument = "VOLUME@NAME"
 type Tools struct {
 	// Describe prints the details of a volume or a snapshot.
 	Describe func(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error
+	Export   *cobra.Command
 }
 
 // New are the commands.
 func New(g *cli.Globals, tools Tools) *cobra.Command {
 	return cli.Group("snapshot", "Manage snapshots: what volumes held at a moment",
-		newCreate(g), g.Watched(newList(g)), newDescribe(g, tools), newDelete(g))
+		newCreate(g), g.Watched(newList(g)), newDescribe(g, tools), newDiff(g), tools.Export, newDelete(g))
 }
 
 func newList(g *cli.Globals) *cobra.Command {
