@@ -69,6 +69,9 @@ func (b builder) build(ctx context.Context) error {
 	if err := unpackDebian(ctx, filepath.Join(b.dir, "debian")); err != nil {
 		return err
 	}
+	if err := b.crds(ctx); err != nil {
+		return fmt.Errorf("copy the CRDs of snapshots: %w", err)
+	}
 	for _, m := range modules() {
 		missing := slices.DeleteFunc(slices.Clone(m.programs), b.isThere)
 		if len(missing) == 0 {
@@ -166,17 +169,48 @@ func (b builder) module(ctx context.Context, m module) (string, error) {
 	return src, os.Rename(work, src)
 }
 
-func (b builder) theirGoMod(ctx context.Context, v modver.Version) (*modfile.File, error) {
+// downloaded says where Go keeps a module.
+type downloaded struct{ GoMod, Dir, Error string }
+
+func (b builder) download(ctx context.Context, v modver.Version) (info downloaded, err error) {
 	out, err := b.command(ctx, b.dir, "go", "mod", "download", "-json", v.String()).Output()
-	var info struct{ GoMod, Error string }
 	if jsonErr := json.Unmarshal(out, &info); info.Error != "" || err != nil || jsonErr != nil {
-		return nil, fmt.Errorf("download %v: %w", v, errors.Join(err, jsonErr, errors.New(info.Error)))
+		return info, fmt.Errorf("download %v: %w", v, errors.Join(err, jsonErr, errors.New(info.Error)))
+	}
+	return info, nil
+}
+
+func (b builder) theirGoMod(ctx context.Context, v modver.Version) (*modfile.File, error) {
+	info, err := b.download(ctx, v)
+	if err != nil {
+		return nil, err
 	}
 	text, err := os.ReadFile(info.GoMod)
 	if err != nil {
 		return nil, err
 	}
 	return modfile.Parse(info.GoMod, text, nil)
+}
+
+// crds copies the CustomResourceDefinitions of snapshots out of the module of their client.
+func (b builder) crds(ctx context.Context) error {
+	to := Parts{b.dir}.CRDs()
+	if _, err := os.Stat(to); err == nil {
+		return nil
+	}
+	info, err := b.download(ctx, crds)
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp(b.dir, ".crds-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	if err := os.CopyFS(work, os.DirFS(filepath.Join(info.Dir, "config/crd"))); err != nil {
+		return err
+	}
+	return os.Rename(work, to)
 }
 
 // libraries makes another module use the versions that m uses.

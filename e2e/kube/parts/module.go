@@ -39,6 +39,9 @@ func (p program) output() string {
 	return path.Base(p.pkg)
 }
 
+// crds is the module with the CustomResourceDefinitions of snapshots.
+var crds = modver.Version{Path: "github.com/kubernetes-csi/external-snapshotter/client/v8", Version: Snapshotter}
+
 // modules are built in this order.
 func modules() []module {
 	const k, c = "k8s.io/kubernetes/", "github.com/kubernetes-csi/external-"
@@ -63,10 +66,12 @@ func modules() []module {
 	// each of them, a thousand more packages to compile.
 	sidecars := module{
 		name:     "sidecars",
-		requires: []modver.Version{{Path: c + "attacher/v4", Version: Attacher}, {Path: c + "resizer/v2", Version: Resizer}},
+		requires: []modver.Version{{Path: c + "attacher/v4", Version: Attacher}, {Path: c + "resizer/v2", Version: Resizer}, {Path: c + "snapshotter/v8", Version: Snapshotter}},
 		programs: []program{
 			{name: "csi-attacher", pkg: c + "attacher/v4/cmd/csi-attacher"},
 			{name: "csi-resizer", pkg: c + "resizer/v2/cmd/csi-resizer"},
+			{name: "csi-snapshotter", pkg: c + "snapshotter/v8/cmd/csi-snapshotter"},
+			{name: "snapshot-controller", pkg: c + "snapshotter/v8/cmd/snapshot-controller"},
 		},
 		of: &kubernetes,
 	}

@@ -5,13 +5,14 @@
 // modules. The container runtime comes from the distribution's packages, unpacked but not
 // installed. The images are made of these programs. No image registry is used, and this
 // module's go.mod lists none of it: each program is built in a generated module in the
-// cache. Attacher and resizer are compiled with Kubernetes' versions of the libraries, not
-// with their own.
+// cache. Attacher, resizer and snapshotter are compiled with Kubernetes' versions of the
+// libraries, not with their own.
 //
 //	<cache>/kube/<key of the versions>/
 //	    src/<module>/   go.mod, go.sum, tools.go
 //	    new/            programs that are being built
 //	    bin/            programs
+//	    crds/           a kustomization of the CRDs of snapshots
 //	    debian/         the unpacked packages
 //	    images/         docker archives, for ctr images import
 //
@@ -34,6 +35,7 @@ const (
 	Kubernetes  = "v1.37.1"
 	Attacher    = "v4.13.0"
 	Resizer     = "v2.3.0"
+	Snapshotter = "v8.7.0" // sidecar, controller and CRDs
 	Provisioner = "v6.3.0"
 )
 
@@ -96,8 +98,11 @@ func (p Parts) Programs() []string {
 	return []string{filepath.Join(p.dir, "bin"), filepath.Join(p.dir, "debian/usr/bin"), filepath.Join(p.dir, "debian/usr/sbin")}
 }
 
+// CRDs is the directory of a kustomization of the CustomResourceDefinitions of snapshots.
+func (p Parts) CRDs() string { return filepath.Join(p.dir, "crds") }
+
 func (p Parts) all() []string {
-	files := p.Images()
+	files := append(p.Images(), filepath.Join(p.CRDs(), "kustomization.yaml"))
 	for _, m := range modules() {
 		for _, b := range m.programs {
 			files = append(files, p.Program(b.name))
@@ -126,6 +131,7 @@ func key() string {
 	h := sha256.New()
 	fmt.Fprintln(h, format, runtime.Version(), runtime.GOARCH, strings.Join(debianPackages, " "))
 	fmt.Fprint(h, suiteTest)
+	fmt.Fprintln(h, crds)
 	for _, m := range modules() {
 		fmt.Fprintln(h, m.requires, m.programs)
 	}

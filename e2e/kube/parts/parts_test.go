@@ -64,6 +64,7 @@ go 1.26.0
 require (
 	github.com/kubernetes-csi/external-attacher/v4 v4.13.0
 	github.com/kubernetes-csi/external-resizer/v2 v2.3.0
+	github.com/kubernetes-csi/external-snapshotter/v8 v8.7.0
 )
 
 replace example.com/x => example.com/fork v1.2.4
