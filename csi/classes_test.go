@@ -3,10 +3,15 @@
 package csi
 
 import (
+	"encoding/json"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 )
 
@@ -45,5 +50,40 @@ func TestClassesOfTheChartAreAccepted(t *testing.T) {
 	}
 	if classes < 6 {
 		t.Errorf("found %d classes, want those of the chart", classes)
+	}
+}
+
+// TestTheChartTakesAllParameters: its schema refuses those that it does not name.
+func TestTheChartTakesAllParameters(t *testing.T) {
+	text, err := os.ReadFile("../deploy/helm/weft/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type classes struct {
+		Items struct {
+			Properties struct {
+				Parameters struct {
+					Properties    map[string]any
+					PropertyNames struct{ Pattern string }
+				}
+			}
+		}
+	}
+	var schema struct {
+		Properties struct{ StorageClasses, VolumeAttributesClasses classes }
+	}
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	got := slices.Sorted(maps.Keys(schema.Properties.StorageClasses.Items.Properties.Parameters.Properties))
+	want := slices.Sorted(slices.Values(append(volumeParameters(), provisionerPrefix+"fstype")))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("parameters of a StorageClass (-driver +chart):\n%s", diff)
+	}
+	names := regexp.MustCompile(schema.Properties.VolumeAttributesClasses.Items.Properties.Parameters.PropertyNames.Pattern)
+	for _, name := range append(slices.Sorted(maps.Keys(mutable)), mutableLabel+"a") {
+		if !names.MatchString(name) {
+			t.Errorf("the chart refuses %s in a VolumeAttributesClass, which the driver takes", name)
+		}
 	}
 }
