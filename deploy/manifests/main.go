@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command manifests writes deploy/kubernetes: the manifests that the Helm chart renders
-// with its default values, for users without Helm. It also writes SHA256SUMS, a record of
-// the inputs and outputs, with which a test can check without Helm that chart and manifests
-// match.
+// with its default values, for users without Helm. deploy/kubernetes/snapshots is a component
+// for kustomizations: what the chart changes and adds in a cluster with the CRDs of snapshots.
+// It also writes SHA256SUMS, a record of the inputs and outputs, with which a test can check
+// without Helm that chart and manifests match.
 //
 // Helm's packages are in a module of their own, testdata/helm: they bring half of
 // Kubernetes along, and nothing else in Weft needs them.
@@ -29,6 +30,9 @@ const (
 
 	chartDir  = "deploy/helm/weft"
 	outputDir = "deploy/kubernetes"
+
+	// The component for clusters with the CRDs of snapshots.
+	snapshotsDir = "snapshots"
 
 	// The program that renders; the record includes its source.
 	helmDir = "deploy/manifests/testdata/helm"
@@ -76,6 +80,16 @@ func manifests(ctx context.Context, h helm, root string) (map[string]string, err
 	files := map[string]string{}
 	for name, text := range parts {
 		files[path.Join(outputDir, name)] = text
+	}
+	more, err := h.template(ctx, filepath.Join(root, chartDir), "--set", "snapshots.enabled=true")
+	if err != nil {
+		return nil, err
+	}
+	if parts, err = component(rendered, more); err != nil {
+		return nil, err
+	}
+	for name, text := range parts {
+		files[path.Join(outputDir, snapshotsDir, name)] = text
 	}
 	everything, err := h.template(ctx, filepath.Join(root, chartDir), "--values", filepath.Join(root, testValues))
 	files[testOutput] = header + tidy(strings.TrimPrefix(everything, "---\n"))

@@ -59,11 +59,7 @@ func TestChartRendersToTheManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := map[string]string{}
-	files, err := filepath.Glob(filepath.Join(dir, outputDir, "*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append(files, filepath.Join(dir, testOutput)) {
+	for _, file := range append(keptFiles(t), filepath.Join(dir, testOutput)) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -96,12 +92,57 @@ func TestTheChartRefusesWhatCanNotWork(t *testing.T) {
 		"image.digest=latest":                                             "digest",
 		"managerAddress=m1":                                               "managerAddress",
 		"volumeAttributesClasses[0].name=a":                               "parameters",
+		"snapshots.enabled=maybe":                                         "enabled",
+		"snapshots.classes[0].name=a,snapshots.classes[0].parameters.b=c": "parameters",
 		"storageClasses[0].name=a,storageClasses[0].parameters.stripes=4": "stripes",
 	} {
 		_, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", set)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("helm template --set %s = %v, want an error with %q", set, err, want)
 		}
+	}
+}
+
+// Without the CRDs the sidecar would end at once, and the API server knows no VolumeSnapshotClass.
+func TestSnapshotsAreOnlyWhereTheClusterHasThem(t *testing.T) {
+	dir, h := root(t), builtHelm(t)
+	for _, c := range []struct {
+		flags []string
+		want  bool
+	}{
+		{nil, false},
+		{[]string{"--api-versions", "snapshot.storage.k8s.io/v1"}, true},
+		{[]string{"--api-versions", "snapshot.storage.k8s.io/v1", "--set", "snapshots.enabled=false"}, false},
+		{[]string{"--set", "snapshots.enabled=true"}, true},
+		{[]string{"--set", "snapshots.enabled=true,controller.enabled=false"}, false},
+	} {
+		out, err := h.template(t.Context(), filepath.Join(dir, chartDir), c.flags...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, what := range []string{"name: csi-snapshotter", "kind: VolumeSnapshotClass", "name: weft-csi-snapshotter", "external-snapshotter-leader-csi-weft-dev", "resources: [volumesnapshots]"} {
+			if got := strings.Contains(out, what); got != c.want {
+				t.Errorf("helm template %v: has %q: %v, want %v", c.flags, what, got, c.want)
+			}
+		}
+	}
+}
+
+func TestAComponentHasWhatChangesAndWhatIsNew(t *testing.T) {
+	object := func(kind, name, data string) string {
+		return "---\n# Source: weft/templates/a.yaml\napiVersion: v1\nkind: " + kind + "\nmetadata:\n  name: " + name + "\n  labels:\n    a: b\ndata: " + data + "\n"
+	}
+	files, err := component(object("A", "x", "1")+object("A", "y", "1"), object("A", "x", "1")+object("A", "y", "2")+object("B", "x", "1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare := func(object string) string { return header + strings.SplitN(object, "\n", 3)[2] }
+	if diff := cmp.Diff(map[string]string{
+		"added.yaml":         bare(object("B", "x", "1")),
+		"changed.yaml":       bare(object("A", "y", "2")),
+		"kustomization.yaml": files["kustomization.yaml"],
+	}, files); diff != "" {
+		t.Errorf("component (-want +got):\n%s", diff)
 	}
 }
 

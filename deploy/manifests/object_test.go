@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -75,20 +76,38 @@ type volumeMount struct {
 	ReadOnly                          bool
 }
 
-// kept are the objects in deploy/kubernetes.
-func kept(t *testing.T) []object {
+// keptFiles are the manifests in deploy/kubernetes and its component, but no examples.
+func keptFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root(t), outputDir, "*.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	more, err := filepath.Glob(filepath.Join(root(t), outputDir, snapshotsDir, "*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(files, more...)
+}
+
+// kept are the objects in deploy/kubernetes. The component's objects are the wider ones, so they
+// stand for those that they replace.
+func kept(t *testing.T) []object {
+	t.Helper()
 	var all []object
-	for _, file := range files {
+	for _, file := range keptFiles(t) {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, parse(t, string(text))...)
+		for _, o := range parse(t, string(text)) {
+			i := slices.IndexFunc(all, func(a object) bool { return a.Kind == o.Kind && a.Metadata == o.Metadata })
+			if i >= 0 && filepath.Base(file) == changedFile {
+				all[i] = o
+				continue
+			}
+			all = append(all, o)
+		}
 	}
 	if len(all) < 20 {
 		t.Fatalf("%s has %d objects, want all", outputDir, len(all))

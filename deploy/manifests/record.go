@@ -18,14 +18,16 @@ const recordFile = "SHA256SUMS"
 
 // write writes the files, and removes those of templates that no longer exist.
 func write(root string, files map[string]string) error {
-	old, err := filepath.Glob(filepath.Join(root, outputDir, "*.yaml"))
-	if err != nil {
-		return err
-	}
-	for _, file := range old {
-		if _, stays := files[path.Join(outputDir, filepath.Base(file))]; !stays {
-			if err := os.Remove(file); err != nil {
-				return err
+	for _, dir := range []string{outputDir, path.Join(outputDir, snapshotsDir)} {
+		old, err := filepath.Glob(filepath.Join(root, dir, "*.yaml"))
+		if err != nil {
+			return err
+		}
+		for _, file := range old {
+			if _, stays := files[path.Join(dir, filepath.Base(file))]; !stays {
+				if err := os.Remove(file); err != nil {
+					return err
+				}
 			}
 		}
 	}

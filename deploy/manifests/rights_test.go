@@ -61,6 +61,7 @@ func TestOnlyTheseHaveRights(t *testing.T) {
 		{"ClusterRole weft-node", "ServiceAccount " + namespace + "/weft-target"},
 		{"ClusterRole weft-volmgr", "ServiceAccount " + namespace + "/weft-volmgr"},
 		{"Role weft-volmgr", "ServiceAccount " + namespace + "/weft-volmgr"},
+		{"ClusterRole weft-csi-snapshotter", account},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(grant{})); diff != "" {
 		t.Errorf("bindings (-want +got):\n%s", diff)

@@ -38,27 +38,86 @@ var (
 // tidy removes text that belongs to Helm and not to the objects.
 func tidy(rendered string) string { return helmOnly.ReplaceAllString(rendered, "") }
 
-// split returns one file for each template that rendered anything, with its objects in
-// Helm's order. It adds the namespace, and a kustomization of all files.
-func split(rendered string) (map[string]string, error) {
-	files := map[string]string{namespaceFile: header + namespaceObject}
-	for object := range strings.SplitSeq(strings.TrimPrefix(rendered, "---\n"), "\n---\n") {
+// rendered is an object of the chart.
+type rendered struct {
+	file string // of its template
+	text string
+}
+
+// identity tells the object from others: its lines up to its name.
+func (r rendered) identity() string {
+	identity, _, _ := strings.Cut(r.text, "\n  labels:")
+	return identity
+}
+
+// objects are what the chart renders, in Helm's order.
+func objects(text string) ([]rendered, error) {
+	var all []rendered
+	for object := range strings.SplitSeq(strings.TrimPrefix(text, "---\n"), "\n---\n") {
 		m := sourceLine.FindStringSubmatch(object)
 		if m == nil {
 			return nil, fmt.Errorf("split what helm gave: an object does not begin with its source: %.80q", object)
 		}
-		text := strings.TrimSpace(tidy(object[len(m[0]):]))
-		if text == "" {
-			continue
-		}
-		file := path.Base(m[1])
-		if files[file] == "" {
-			files[file] = header + text + "\n"
-		} else {
-			files[file] += "---\n" + text + "\n"
+		if text := strings.TrimSpace(tidy(object[len(m[0]):])); text != "" {
+			all = append(all, rendered{path.Base(m[1]), text})
 		}
 	}
+	return all, nil
+}
+
+// split returns one file for each template that rendered anything, with its objects in
+// Helm's order. It adds the namespace, and a kustomization of all files.
+func split(text string) (map[string]string, error) {
+	all, err := objects(text)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{namespaceFile: header + namespaceObject}
+	for _, o := range all {
+		appendTo(files, o.file, o.text)
+	}
 	files["kustomization.yaml"] = kustomization(files)
+	return files, nil
+}
+
+func appendTo(files map[string]string, file, object string) {
+	if files[file] == "" {
+		files[file] = header + object + "\n"
+	} else {
+		files[file] += "---\n" + object + "\n"
+	}
+}
+
+// The files of a component.
+const (
+	addedFile   = "added.yaml"
+	changedFile = "changed.yaml"
+)
+
+// component returns what makes a kustomization of what was rendered before one of what is rendered
+// now: the objects that are new, and as patches, but whole, those that have changed.
+func component(before, now string) (map[string]string, error) {
+	old, err := objects(before)
+	if err != nil {
+		return nil, err
+	}
+	had := map[string]string{}
+	for _, o := range old {
+		had[o.identity()] = o.text
+	}
+	all, err := objects(now)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]string{"kustomization.yaml": header + "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\nresources:\n  - " + addedFile + "\npatches:\n  - path: " + changedFile + "\n"}
+	for _, o := range all {
+		switch text, was := had[o.identity()]; {
+		case !was:
+			appendTo(files, addedFile, o.text)
+		case text != o.text:
+			appendTo(files, changedFile, o.text)
+		}
+	}
 	return files, nil
 }
 

@@ -326,3 +326,9 @@ lifecycle:
 {{- define "weft.guarded" -}}
 {{- if and .Values.target.enabled (dig "guard" "enabled" false .Values.target) .Values.controller.enabled }}true{{ end }}
 {{- end }}
+
+{{- /* "true" if the cluster has what snapshots need, or the values say so */ -}}
+{{- define "weft.snapshots" -}}
+{{- $enabled := toString .Values.snapshots.enabled -}}
+{{- if and .Values.controller.enabled (or (eq $enabled "true") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1"))) }}true{{ end -}}
+{{- end }}

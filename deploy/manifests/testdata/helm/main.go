@@ -4,7 +4,7 @@
 // chart as "helm template" does, with Helm's own packages. Helm's whole command line would
 // compile two and a half times as many packages.
 //
-//	helm template RELEASE CHART --namespace NS --kube-version V [--values FILE] [--set KEY=VALUE,…]
+//	helm template RELEASE CHART --namespace NS --kube-version V [--api-versions A] [--values FILE] [--set KEY=VALUE,…]
 //
 // It is a module of its own, to keep Helm out of Weft's go.mod. It refuses charts with
 // hooks or CRDs; Weft's chart has none.
@@ -40,6 +40,7 @@ func run(args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("template", flag.ContinueOnError)
 	namespace := flags.String("namespace", "default", "the release's namespace")
 	kube := flags.String("kube-version", "", "the cluster's version")
+	api := flags.String("api-versions", "", "a version of the API that the cluster has besides Kubernetes' own")
 	values := flags.String("values", "", "file of values")
 	set := flags.String("set", "", "values that override the file's")
 	if err := flags.Parse(args[3:]); err != nil {
@@ -50,7 +51,11 @@ func run(args []string, out io.Writer) error {
 		return err
 	}
 	options := chartutil.ReleaseOptions{Name: args[1], Namespace: *namespace, Revision: 1, IsInstall: true}
-	return render(args[2], given, options, *kube, out)
+	cluster, err := capabilities(*kube, *api)
+	if err != nil {
+		return err
+	}
+	return render(args[2], given, options, cluster, out)
 }
 
 func valuesOf(file, set string) (map[string]any, error) {
@@ -68,17 +73,24 @@ func valuesOf(file, set string) (map[string]any, error) {
 	return given, nil
 }
 
-func render(dir string, given map[string]any, options chartutil.ReleaseOptions, kube string, out io.Writer) error {
+func capabilities(kube, api string) (*chartutil.Capabilities, error) {
+	version, err := chartutil.ParseKubeVersion(kube)
+	if err != nil {
+		return nil, fmt.Errorf("--kube-version: %w", err)
+	}
+	cluster := chartutil.DefaultCapabilities.Copy()
+	cluster.KubeVersion = *version
+	if api != "" {
+		cluster.APIVersions = append(cluster.APIVersions, api)
+	}
+	return cluster, nil
+}
+
+func render(dir string, given map[string]any, options chartutil.ReleaseOptions, cluster *chartutil.Capabilities, out io.Writer) error {
 	chart, err := loader.Load(dir)
 	if err != nil {
 		return err
 	}
-	version, err := chartutil.ParseKubeVersion(kube)
-	if err != nil {
-		return fmt.Errorf("--kube-version: %w", err)
-	}
-	cluster := chartutil.DefaultCapabilities.Copy()
-	cluster.KubeVersion = *version
 	values, err := chartutil.ToRenderValues(chart, given, options, cluster)
 	if err != nil {
 		return err
