@@ -283,6 +283,13 @@ func (t *tx) spaceReported(r *TargetReport) {
 	for i := range r.Drives {
 		t.spaces[r.Drives[i].Drive] = true
 	}
+	// What is coming back is free once the target has acted on that, which a report may say that has no
+	// lists.
+	for _, d := range t.s.recordedDrives(r.Node) {
+		if len(d.Returning) > 0 {
+			t.spaces[d.ID] = true
+		}
+	}
 	for _, l := range r.Legs {
 		// One that is not ready says nothing: its target has just begun, and does not know.
 		if was := t.s.fullLegs[l.Leg]; was != l.Full && (l.Full || l.Ready) {

@@ -216,6 +216,34 @@ func TestADriveHasAReserveAsLongAsItHasThinLegs(t *testing.T) {
 	}
 }
 
+// A target may report its lists before it says, in a report that repeats them, that it has acted on what
+// was taken back.
+func TestSpaceIsFreeWhenARepeatedReportSaysThatItCameBack(t *testing.T) {
+	x := newThinTarget(t, 100)
+	if err := x.create("thin", true, block.GiB, 1); err != nil {
+		t.Fatal(err)
+	}
+	x.settles()
+	x.must(DeleteVolume{Volume: "thin"})
+	for len(x.s.drives[x.drive.ID].Returning) == 0 {
+		x.hears()
+		x.acts()
+		x.report()
+	}
+	before := x.generation
+	x.hears()
+	x.acts()
+	now := x.generation
+	x.generation = before
+	x.report()
+	x.must(TargetRepeated{1, x.node, now})
+	for _, d := range x.s.DrivesAfter(x.node, "") {
+		if d.Allocated != 0 {
+			t.Errorf("the drive's only volume is deleted, and %v are allocated", d.Allocated)
+		}
+	}
+}
+
 // A full drive gives a thin volume what another volume leaves, in the step that frees it.
 func TestWhatAVolumeLeavesGoesToThinOnesThatNeedIt(t *testing.T) {
 	x := newThinTarget(t, 16)
