@@ -16,11 +16,12 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// controllerServer is the controller service. It translates CSI's calls into those of the Manager
+// controllerServer is the controller service, and that of groups. It translates CSI's calls into those of the Manager
 // service, and waits where CSI promises a completed result: the manager answers once its decision
 // is durable, and finishes the work afterwards.
 type controllerServer struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	cfg Config
 	ops *operations
 	now func() time.Time

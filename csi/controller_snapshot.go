@@ -26,14 +26,17 @@ import (
 // wantedSnapshot is a snapshot that the driver takes, or finds.
 type wantedSnapshot struct {
 	of    string            // id of the volume
-	label string            // labelName or labelClone
+	label string            // labelName, labelClone or labelGroup
 	name  string            // the label's value
 	about map[string]string // further labels
 }
 
 func (w wantedSnapshot) doing() string {
-	if w.label == labelClone {
+	switch w.label {
+	case labelClone:
 		return "take a snapshot for volume " + w.name
+	case labelGroup:
+		return "create group of snapshots " + w.name
 	}
 	return "create snapshot " + w.name
 }
@@ -43,8 +46,11 @@ func (w wantedSnapshot) doing() string {
 // zero bytes, so none of them becomes the same.
 func (w wantedSnapshot) weftName(n int) string {
 	name := w.name
-	if w.label == labelClone {
+	switch w.label {
+	case labelClone:
 		name = "clone\x00" + name
+	case labelGroup:
+		name = "group\x00" + name
 	}
 	if n > 1 {
 		name = fmt.Sprintf("%s\x00%d", name, n)
@@ -120,28 +126,43 @@ func canHaveSnapshots(v *pb.Volume, doing string) error {
 	return nil
 }
 
-// beginSnapshot begins to take a snapshot, under the first name that is free.
+// beginSnapshot begins to take the snapshot of one volume.
 func (s *controllerServer) beginSnapshot(ctx context.Context, source *pb.Volume, w wantedSnapshot, all []*pb.Volume) (*pb.Volume, error) {
+	begun, err := s.beginSnapshots(ctx, []*pb.Volume{source}, w, all)
+	if err != nil {
+		return nil, err
+	}
+	return begun[0], nil
+}
+
+// beginSnapshots begins to take snapshots of volumes at one moment, under the first name that is free
+// for all.
+func (s *controllerServer) beginSnapshots(ctx context.Context, sources []*pb.Volume, w wantedSnapshot, all []*pb.Volume) ([]*pb.Volume, error) {
 	name := w.weftName(1)
-	for n := 2; slices.ContainsFunc(all, func(v *pb.Volume) bool { return v.Name == source.Name+"@"+name }); n++ {
+	for n := 2; slices.ContainsFunc(all, func(v *pb.Volume) bool {
+		return slices.ContainsFunc(sources, func(source *pb.Volume) bool { return v.Name == source.Name+"@"+name })
+	}); n++ {
 		name = w.weftName(n)
 	}
 	labels := map[string]string{w.label: w.name}
 	maps.Copy(labels, w.about)
-	reply, err := s.cfg.Manager.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{
-		Snapshots: []*pb.NewSnapshot{{Volume: source.Id, Name: name, Labels: labels}},
-	})
+	r := &pb.CreateSnapshotsRequest{}
+	for _, source := range sources {
+		r.Snapshots = append(r.Snapshots, &pb.NewSnapshot{Volume: source.Id, Name: name, Labels: labels})
+	}
+	reply, err := s.cfg.Manager.CreateSnapshots(ctx, r)
 	if status.Code(err) == codes.AlreadyExists {
 		return nil, status.Errorf(codes.Aborted, "%s: %s", w.doing(), status.Convert(err).Message()) // begun meanwhile; found the next time
 	}
 	if err != nil {
 		return nil, fromManager(w.doing(), err)
 	}
-	v := reply.GetSnapshots()[0]
-	if !w.is(v) || v.GetSnapshot().GetVolumeId() != w.of {
-		return nil, status.Errorf(codes.Aborted, "%s: %s was taken by another meanwhile", w.doing(), v.Name)
+	for i, v := range reply.GetSnapshots() {
+		if !w.is(v) || v.GetSnapshot().GetVolumeId() != sources[i].Id {
+			return nil, status.Errorf(codes.Aborted, "%s: %s was taken by another meanwhile", w.doing(), v.Name)
+		}
 	}
-	return v, nil
+	return reply.GetSnapshots(), nil
 }
 
 // taken waits until a snapshot is complete. The answer for one that could not be taken is not
@@ -174,6 +195,16 @@ var snapshotKeys = []string{
 	provisionerPrefix + "volumesnapshot/name", provisionerPrefix + "volumesnapshot/namespace", provisionerPrefix + "volumesnapshotcontent/name",
 }
 
+// onlyKeys refuses all parameters that no sidecar sets.
+func onlyKeys(given map[string]string, known []string) error {
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if !slices.Contains(known, key) {
+			return status.Errorf(codes.InvalidArgument, "parameters: %s: not known; a class of snapshots of this driver has none", key)
+		}
+	}
+	return nil
+}
+
 // CreateSnapshot answers when the snapshot is complete.
 func (s *controllerServer) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	name := r.GetName()
@@ -183,10 +214,8 @@ func (s *controllerServer) CreateSnapshot(ctx context.Context, r *csi.CreateSnap
 	case name == "":
 		return nil, status.Error(codes.InvalidArgument, "name: missing")
 	}
-	for _, key := range slices.Sorted(maps.Keys(r.GetParameters())) {
-		if !slices.Contains(snapshotKeys, key) {
-			return nil, status.Errorf(codes.InvalidArgument, "parameters: %s: not known; a VolumeSnapshotClass of this driver has none", key)
-		}
+	if err := onlyKeys(r.GetParameters(), snapshotKeys); err != nil {
+		return nil, err
 	}
 	end, err := s.ops.start("snapshot "+name, "CreateSnapshot")
 	if err != nil {
@@ -207,7 +236,7 @@ func csiSnapshot(v *pb.Volume) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId: v.Id, SourceVolumeId: v.GetSnapshot().GetVolumeId(), SizeBytes: int64(v.SizeBytes),
 		CreationTime: cmp.Or(v.GetSnapshot().GetTaken(), v.GetCreated()),
-		ReadyToUse:   v.State == pb.VolumeState_VOLUME_STATE_READY,
+		ReadyToUse:   v.State == pb.VolumeState_VOLUME_STATE_READY, GroupSnapshotId: groupOf(v),
 	}
 }
 
@@ -229,6 +258,8 @@ func (s *controllerServer) DeleteSnapshot(ctx context.Context, r *csi.DeleteSnap
 		return nil, err
 	case v.Snapshot == nil:
 		return nil, status.Errorf(codes.InvalidArgument, "snapshot_id: %s (%s) is a volume and no snapshot", id, v.Name)
+	case groupOf(v) != "":
+		return nil, status.Errorf(codes.InvalidArgument, "snapshot_id: %s (%s) belongs to the group %s, and is deleted with it", id, v.Name, groupOf(v))
 	}
 	if _, err := s.cfg.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: id}); err != nil && status.Code(err) != codes.NotFound {
 		return nil, fromManager("delete snapshot "+id, err)

@@ -115,6 +115,7 @@ func (d *Driver) Server(stopping context.Context) *grpc.Server {
 	csi.RegisterIdentityServer(server, d.identity)
 	if d.cfg.Mode.controller() {
 		csi.RegisterControllerServer(server, d.controller)
+		csi.RegisterGroupControllerServer(server, d.controller)
 	}
 	if d.cfg.Mode.node() {
 		csi.RegisterNodeServer(server, d.node)

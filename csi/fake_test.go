@@ -238,21 +238,25 @@ func (m *fakeManager) clone(r *pb.CreateVolumeRequest) (*pb.Volume, error) {
 
 func (m *fakeManager) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest, _ ...grpc.CallOption) (*pb.CreateSnapshotsResponse, error) {
 	return called(m, "CreateSnapshots", func() (*pb.CreateSnapshotsResponse, error) {
-		origin, err := m.find(r.Snapshots[0].Volume)
-		if err != nil {
-			return nil, err
+		reply := &pb.CreateSnapshotsResponse{}
+		for _, one := range r.Snapshots {
+			origin, err := m.find(one.Volume)
+			if err != nil {
+				return nil, err
+			}
+			name := origin.Name + "@" + one.Name
+			v, err := m.find(name)
+			switch {
+			case err == nil && v.State == pb.VolumeState_VOLUME_STATE_DELETING:
+				return nil, refusedFor("DELETING", "snapshot "+name+": is being deleted")
+			case err != nil:
+				v = like(origin)
+				v.Name, v.Labels, v.Snapshot = name, maps.Clone(one.Labels), &pb.SnapshotOf{VolumeId: origin.Id, VolumeName: origin.Name}
+				v = m.add(v)
+			}
+			reply.Snapshots = append(reply.Snapshots, proto.CloneOf(v))
 		}
-		name := origin.Name + "@" + r.Snapshots[0].Name
-		v, err := m.find(name)
-		switch {
-		case err == nil && v.State == pb.VolumeState_VOLUME_STATE_DELETING:
-			return nil, refusedFor("DELETING", "snapshot "+name+": is being deleted")
-		case err != nil:
-			v = like(origin)
-			v.Name, v.Labels, v.Snapshot = name, maps.Clone(r.Snapshots[0].Labels), &pb.SnapshotOf{VolumeId: origin.Id, VolumeName: origin.Name}
-			v = m.add(v)
-		}
-		return &pb.CreateSnapshotsResponse{Snapshots: []*pb.Volume{proto.CloneOf(v)}}, nil
+		return reply, nil
 	})
 }
 

@@ -24,6 +24,8 @@ const (
 	labelSource = ownLabels + "source"
 	// labelClone marks a snapshot taken for a clone, and holds the CO's name of the clone.
 	labelClone = ownLabels + "clone"
+	// labelGroup marks a snapshot taken together with others, and holds the CO's name of the group.
+	labelGroup = ownLabels + "group"
 )
 
 // A CO's name has up to 128 characters of any kind; a volume's has at most 63 from a small set. A

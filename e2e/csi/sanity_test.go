@@ -18,7 +18,6 @@ import (
 
 // skips lists the parts of csi-sanity that do not apply, by its own reason, and why.
 var skips = map[string]string{
-	"GroupControllerService not supported":                 "there are no groups of snapshots",
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":     "every node reaches every volume, whatever it begins as",
 	"ControllerPublishVolume.readonly field not supported": "a node mounts read-only; targets refuse writes for MULTI_NODE_READER_ONLY only",
 }
