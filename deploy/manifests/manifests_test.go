@@ -128,6 +128,19 @@ func TestSnapshotsAreOnlyWhereTheClusterHasThem(t *testing.T) {
 	}
 }
 
+func TestGroupsHaveAClassWhereTheClusterHasThem(t *testing.T) {
+	dir, h := root(t), builtHelm(t)
+	for api, want := range map[string]bool{"groupsnapshot.storage.k8s.io/v1": true, "groupsnapshot.storage.k8s.io/v1beta2": false} {
+		out, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", "snapshots.enabled=true", "--api-versions", api)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(out, "kind: VolumeGroupSnapshotClass"); got != want {
+			t.Errorf("with %s there is a class of groups: %v, want %v", api, got, want)
+		}
+	}
+}
+
 func TestAComponentHasWhatChangesAndWhatIsNew(t *testing.T) {
 	object := func(kind, name, data string) string {
 		return "---\n# Source: weft/templates/a.yaml\napiVersion: v1\nkind: " + kind + "\nmetadata:\n  name: " + name + "\n  labels:\n    a: b\ndata: " + data + "\n"
