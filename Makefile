@@ -82,10 +82,10 @@ kube-lost-node: kube-bins ## lose a node of that cluster while its pod writes; o
 	$(KUBE) -run '^TestKubeLostNode'
 
 FOCUS ?= .
-kube-e2e: kube-bins ## run Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs)
-	WEFT_KUBE_FOCUS='$(FOCUS)' WEFT_KUBE_FSTYPE='$(FSTYPE)' $(KUBE) -run '^TestKubeSuite'
+kube-e2e: kube-bins ## run Kubernetes' own external-storage suite (FOCUS='volume-expand', FSTYPE=xfs, THIN=false)
+	WEFT_KUBE_FOCUS='$(FOCUS)' WEFT_KUBE_FSTYPE='$(FSTYPE)' WEFT_KUBE_THIN='$(THIN)' $(KUBE) -run '^TestKubeSuite'
 
-QUICK_CASES = should store data|should write files of various sizes|should support volume SELinux mount options|should concurrently access the single volume from pods on the same node|ReadWriteOncePod|fsgroupchangepolicy
+QUICK_CASES = should store data|should write files of various sizes|should support volume SELinux mount options|should concurrently access the single volume from pods on the same node|ReadWriteOncePod|fsgroupchangepolicy|Dynamic Snapshot .delete policy
 kube-e2e-quick: ## run a part of that suite that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 

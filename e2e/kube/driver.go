@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,9 @@ const (
 	namespace  = "weft-system"
 	account    = "weft-controller"
 	manifests  = "../../deploy/kubernetes"
+
+	// What the component for snapshots changes, with whole objects.
+	snapshotManifests = manifests + "/snapshots/changed.yaml"
 )
 
 // startDriver applies the product's own manifests, except for those that run programs. The
@@ -29,6 +33,9 @@ func (l *Lab) startDriver() error {
 		if _, err := l.TryKubectl("apply", "--filename="+filepath.Join(manifests, file)); err != nil {
 			return err
 		}
+	}
+	if err := l.prepareSnapshots(); err != nil {
+		return err
 	}
 	token, err := l.TryKubectl("create", "token", account, "--namespace="+namespace, "--duration=24h")
 	if err != nil {
@@ -55,6 +62,36 @@ func (l *Lab) startDriver() error {
 		return err
 	}
 	return l.awaitDriver()
+}
+
+// prepareSnapshots gives the cluster what it needs for snapshots, and the driver its rights and class.
+func (l *Lab) prepareSnapshots() error {
+	if err := l.startSnapshotController(); err != nil {
+		return err
+	}
+	changed, err := os.ReadFile(snapshotManifests)
+	if err != nil {
+		return err
+	}
+	objects := strings.Split(string(changed), "\n---\n")
+	rights := slices.DeleteFunc(objects, func(o string) bool { return strings.Contains(o, "\nkind: Deployment\n") })
+	if _, err := l.kubectl(strings.Join(rights, "\n---\n"), "apply", "--filename=-"); err != nil {
+		return err
+	}
+	_, err = l.TryKubectl("apply", "--filename="+filepath.Join(manifests, "snapshots/added.yaml"))
+	return err
+}
+
+// startSnapshotController installs the CRDs, and starts the controller that a cluster has once for all
+// drivers.
+func (l *Lab) startSnapshotController() error {
+	if _, err := l.TryKubectl("apply", "--kustomize="+l.parts.CRDs()); err != nil {
+		return err
+	}
+	if _, err := l.TryKubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=30s"); err != nil {
+		return err
+	}
+	return l.start("snapshot-controller", "snapshot-controller", "--kubeconfig="+l.Kubeconfig, "--kube-api-qps=100", "--kube-api-burst=100", "--v=2")
 }
 
 func (l *Lab) file(name string) string  { return filepath.Join(l.dir, name) }
@@ -92,7 +129,7 @@ const again = `while :; do "$@"; echo "lab: exit code $?, it starts again"; slee
 
 // startSidecars starts the sidecars with the Deployment's arguments.
 func (l *Lab) startSidecars() error {
-	sidecars, err := readSidecars(filepath.Join(manifests, "controller.yaml"))
+	sidecars, err := readSidecars(snapshotManifests)
 	if err != nil {
 		return err
 	}

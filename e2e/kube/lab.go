@@ -203,6 +203,7 @@ func (l *Lab) Trouble() string {
 	var out strings.Builder
 	for _, args := range [][]string{
 		{"get", "pod,pvc,pv,volumeattachment", "--output=wide"},
+		{"get", "volumesnapshot,volumesnapshotcontent", "--output=wide", "--ignore-not-found"},
 		{"get", "event", "--field-selector=involvedObject.kind!=Node,type!=Normal", "--sort-by=.lastTimestamp", "--output=custom-columns=TIME:.lastTimestamp,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
 	} {
 		text, err := l.TryKubectl(args...)

@@ -21,6 +21,7 @@ type claim struct {
 	mode              string // "": ReadWriteOnce
 	volume            string // name of an existing PersistentVolume
 	attributes        string // name of a VolumeAttributesClass
+	from              string // what it begins as: "pvc/a" or "volumesnapshot/a"
 }
 
 func (c claim) String() string {
@@ -33,6 +34,12 @@ func (c claim) String() string {
 	}
 	if c.attributes != "" {
 		extra += "\n  volumeAttributesClassName: " + c.attributes
+	}
+	switch kind, name, _ := strings.Cut(c.from, "/"); kind {
+	case "pvc":
+		extra += "\n  dataSource: {kind: PersistentVolumeClaim, name: " + name + "}"
+	case "volumesnapshot":
+		extra += "\n  dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: " + name + "}"
 	}
 	return fmt.Sprintf(`---
 apiVersion: v1
@@ -123,11 +130,12 @@ func volumeOf(l *Lab, claim string) *pb.Volume {
 	return v
 }
 
-// nothingLeft fails the test unless all volumes are gone, in Kubernetes and in Weft.
+// nothingLeft fails the test unless all volumes and snapshots are gone, in Kubernetes and in Weft, and
+// all space is free.
 func nothingLeft(l *Lab) {
 	l.t.Helper()
 	eventually(l, time.Minute, "no volume is left", func(ctx context.Context) error {
-		for _, kind := range []string{"pvc", "pv", "volumeattachment"} {
+		for _, kind := range []string{"pvc", "pv", "volumeattachment", "volumesnapshot", "volumesnapshotcontent", "volumegroupsnapshotcontent"} {
 			out, err := l.TryKubectl("get", kind, "--output=name")
 			if err != nil {
 				return err
@@ -136,12 +144,21 @@ func nothingLeft(l *Lab) {
 				return fmt.Errorf("there is %s", out)
 			}
 		}
-		list, err := l.Weft.API.ListVolumes(ctx, &pb.ListVolumesRequest{})
+		for _, snapshots := range []bool{false, true} {
+			list, err := l.Weft.API.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: snapshots})
+			if err != nil {
+				return err
+			}
+			if len(list.Volumes) > 0 {
+				return fmt.Errorf("volmgr has %v", list.Volumes)
+			}
+		}
+		st, err := l.Weft.API.GetStatus(ctx, &pb.GetStatusRequest{})
+		if err == nil && st.AllocatedBytes > 0 {
+			err = fmt.Errorf("of the drives, %d bytes are in use", st.AllocatedBytes)
+		}
 		if err != nil {
 			return err
-		}
-		if len(list.Volumes) > 0 {
-			return fmt.Errorf("volmgr has %v", list.Volumes)
 		}
 		for _, n := range l.Nodes {
 			if left := n.leftovers(); left != "" {

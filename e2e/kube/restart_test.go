@@ -154,11 +154,11 @@ func (l *Lab) must(err error) {
 }
 
 func TestSidecarsAreReadFromTheDeployment(t *testing.T) {
-	sidecars, err := readSidecars(manifests + "/controller.yaml")
+	sidecars, err := readSidecars(snapshotManifests)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"csi-provisioner", "csi-attacher", "csi-resizer"} {
+	for _, name := range []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"} {
 		if !slices.ContainsFunc(sidecars[name], func(a string) bool { return strings.HasPrefix(a, "--csi-address=") }) {
 			t.Errorf("the arguments of %s are %v, want --csi-address among them", name, sidecars[name])
 		}

@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -23,11 +24,12 @@ import (
 const suiteSkip = `\[Disruptive\]|\[Slow\]|\[Serial\]|Feature:Windows|ntfs`
 
 // TestKubeSuite runs Kubernetes' own external-storage suite. WEFT_KUBE_FOCUS selects cases,
-// and WEFT_KUBE_FSTYPE the file system (ext4 or xfs).
+// WEFT_KUBE_FSTYPE the file system (ext4 or xfs), and WEFT_KUBE_THIN whether volumes are thin (true or
+// false).
 func TestKubeSuite(t *testing.T) {
 	l := Start(t, Options{Suite: true})
-	fsType := cmp.Or(os.Getenv("WEFT_KUBE_FSTYPE"), "ext4")
-	l.Apply(class("suite", "copies: '2', csi.storage.k8s.io/fstype: "+fsType, "") + fmt.Sprintf(attributesClass, "suite", "labels.tier: suite"))
+	fsType, thin := cmp.Or(os.Getenv("WEFT_KUBE_FSTYPE"), "ext4"), cmp.Or(os.Getenv("WEFT_KUBE_THIN"), "true")
+	l.Apply(class("suite", "copies: '2', thin: '"+thin+"', csi.storage.k8s.io/fstype: "+fsType, "") + fmt.Sprintf(attributesClass, "suite", "labels.tier: suite"))
 	// Each case creates a class, and the scheduler would wait until its capacity is known.
 	// TestKubeVolumes tests capacities.
 	l.Kubectl("patch", "csidriver", driverName, "--patch={\"spec\":{\"storageCapacity\":false}}")
@@ -36,10 +38,7 @@ func TestKubeSuite(t *testing.T) {
 		t.Logf("skipped, since ext4 grows while mounted only with CAP_SYS_RESOURCE, which this machine's root lacks: %s", grownInUse)
 		skip += "|" + grownInUse
 	}
-	definition, err := filepath.Abs("testdata/driver.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	definition := l.definition(thin)
 	report := filepath.Join(l.logs, "suite.json")
 	out, err := os.Create(filepath.Join(l.logs, "suite.log"))
 	if err != nil {
@@ -62,6 +61,7 @@ func TestKubeSuite(t *testing.T) {
 	for _, c := range cases {
 		if c.State == "passed" {
 			passed++
+			t.Logf("passed after %v: %s", c.RunTime.Round(time.Second), strings.TrimPrefix(c.name(), "External Storage "))
 			continue
 		}
 		t.Errorf("%s after %v: %s\n%s", c.State, c.RunTime.Round(time.Second), c.name(), c.Failure.Message)
@@ -70,6 +70,20 @@ func TestKubeSuite(t *testing.T) {
 		t.Errorf("no case passed; the suite ended with %v, its output is in %s", suiteErr, out.Name())
 	}
 	t.Logf("%d of %d cases passed in %v", passed, len(cases), time.Since(start).Round(time.Second))
+}
+
+// definition writes what the suite is told of the driver, and returns the file.
+func (l *Lab) definition(thin string) string {
+	l.t.Helper()
+	text, err := os.ReadFile("testdata/driver.yaml")
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	file := l.file("driver.yaml")
+	if err := os.WriteFile(file, bytes.ReplaceAll(text, []byte("THIN"), []byte(thin)), 0o644); err != nil {
+		l.t.Fatal(err)
+	}
+	return file
 }
 
 // grownInUse are the cases that grow a mounted file system. With xfs they run everywhere.

@@ -31,6 +31,8 @@ func TestKubeVolumes(t *testing.T) {
 		{"allowed topologies are where pods and legs are", topology},
 		{"one file system read by pods on two nodes", readOnlyMany},
 		{"one raw device written by pods on two nodes", sharedBlock},
+		{"snapshots and clones of a claim that is written", snapshots},
+		{"a snapshot of two claims at one moment", groupSnapshot},
 		{"a pod is told that its volume has lost a copy", health},
 	} {
 		l.part(t, part.name, func(t *testing.T) { part.run(t, l) })
@@ -48,7 +50,7 @@ func (l *Lab) part(t *testing.T, name string, run func(*testing.T)) {
 		nothingLeft(l)
 	})
 	if t.Failed() {
-		_, _ = l.TryKubectl("delete", "statefulset,pod,pvc,pv", "--all", "--force", "--timeout=60s")
+		_, _ = l.TryKubectl("delete", "statefulset,pod,pvc,volumegroupsnapshot,volumesnapshot,pv", "--all", "--force", "--timeout=60s")
 	}
 }
 
