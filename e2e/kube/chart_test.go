@@ -37,7 +37,7 @@ func managerService(i int) string { return managerPod(i) + "." + namespace + ".s
 func managerIP(i int) string      { return fmt.Sprintf("10.0.0.%d", 20+i) }
 
 // TestChartRunsWeft runs everything that the chart installs, as pods of the image; the lab
-// runs no Weft process itself. It changes the manifests in four places: the managers' names are in the
+// runs no Weft process itself. At first the cluster has no snapshots. It changes the manifests in four places: the managers' names are in the
 // pods' hosts files, two managers may be on one of the lab's two nodes, the machine's /lib/modules is
 // not mounted, and a file serves as drive.
 func TestChartRunsWeft(t *testing.T) {
@@ -102,6 +102,7 @@ func TestChartRunsWeft(t *testing.T) {
 	remove(l, "pod/train", "pvc/checkpoints") // one of its volumes has a single copy
 	storageNodesAreDrained(l)
 	upgrade(t, l)
+	snapshotsAreThere(l)
 	l.nobodyWasForbidden()
 	remove(l, "pod/user", "pvc/data")
 	eventually(l, time.Minute, "the volume is deleted", func(context.Context) error {
@@ -270,6 +271,23 @@ func storageNodesAreDrained(l *Lab) {
 	})
 }
 
+// snapshotsAreThere takes a snapshot and makes a claim from it: the pods of the controller have the
+// sidecar and the rights, which they got with the upgrade.
+func snapshotsAreThere(l *Lab) {
+	l.t.Helper()
+	start := time.Now()
+	l.Apply(strings.Replace(class("thin", "copies: '2', thin: 'true'", ""), "WaitForFirstConsumer", "Immediate", 1) +
+		claim{name: "origin", class: "thin"}.String() + snapshotOf("monday", "origin") + claim{name: "restored", class: "thin", from: "volumesnapshot/monday"}.String())
+	for _, what := range [][]string{
+		{"volumesnapshot/monday", "--for=jsonpath={.status.readyToUse}=true"},
+		{"pvc/restored", "--for=jsonpath={.status.phase}=Bound"},
+	} {
+		l.Kubectl(append([]string{"wait", "--timeout=90s"}, what...)...)
+	}
+	l.t.Logf("a claim is made from a snapshot of another one after %v", time.Since(start).Round(time.Millisecond))
+	remove(l, "volumesnapshot/monday", "pvc/origin", "pvc/restored")
+}
+
 // guardsStand waits until each node has its guard.
 func guardsStand(l *Lab) {
 	l.t.Helper()
@@ -367,7 +385,7 @@ spec:
 func (l *Lab) importChart() {
 	l.t.Helper()
 	archives := []string{l.buildImage(imageTag, l.place.Weft)}
-	text, err := os.ReadFile(filepath.Join(manifests, "controller.yaml"))
+	text, err := os.ReadFile(snapshotManifests)
 	l.must(err)
 	for _, m := range regexp.MustCompile(`image: (\S+/(csi-[a-z]+):\S+)`).FindAllStringSubmatch(string(text), -1) {
 		archive := l.file(m[2] + ".tar")

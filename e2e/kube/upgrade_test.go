@@ -20,7 +20,8 @@ import (
 const nextVersion = "v0.2.0-test"
 
 // upgrade installs another version as the guide says, under a pod that writes: no write fails or is
-// lost, and the pods of agents follow one at a time.
+// lost, and the pods of agents follow one at a time. The cluster has learned of snapshots meanwhile, so
+// the new version comes with the sidecar for them.
 func upgrade(t *testing.T, l *Lab) {
 	t.Helper()
 	l.Apply(claim{name: "log", class: "weft-mirrored"}.String() + pod{name: "writer", claim: "log", node: "n2", command: writes}.String())
@@ -33,7 +34,8 @@ func upgrade(t *testing.T, l *Lab) {
 	}
 	const tag = "0.2.0-test"
 	l.importImages(l.buildImage(tag, program))
-	for _, file := range []string{"volmgr", "target", "guard", "node", "controller"} {
+	l.must(l.startSnapshotController())
+	for _, file := range []string{"volmgr", "target", "guard", "node", "snapshots/added", "snapshots/changed"} {
 		l.Apply(strings.ReplaceAll(chartFile(t, file), "weft.dev/weft:"+imageTag, "weft.dev/weft:"+tag))
 	}
 	l.rolledOut("statefulset/weft-volmgr")
