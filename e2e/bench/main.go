@@ -104,24 +104,9 @@ func compared() (code int) {
 func parts() (code int) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if *part == "failover" || *part == "all" {
-		if err := failover.Measure(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 10), Only: *only, Out: os.Stdout}); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
-			return 1
-		}
-	}
-	if *part == "snapshots" || *part == "all" {
-		if err := failover.Holds(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 100), Out: os.Stdout}); err != nil {
-			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
-			return 1
-		}
-	}
-	if *part == "patience" {
-		err := failover.Patience(ctx, failover.LoadOptions{Weft: *weft, Seconds: int(cmp.Or(*seconds, 3600)), Workers: *workers, Dir: *dir, Out: os.Stdout})
-		if err != nil {
-			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
-			return 1
-		}
+	if err := waits(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "bench: %v\n", err)
+		return 1
 	}
 	if *part == "user" || *part == "all" {
 		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Results: *results, Out: os.Stdout})
@@ -139,4 +124,22 @@ func parts() (code int) {
 		code = max(code, testbed.Main("bench", *verbose, func(t vm.TB) { columns.Measure(t, o) }))
 	}
 	return code
+}
+
+// waits runs the parts that measure how long I/O waits.
+func waits(ctx context.Context) error {
+	if *part == "failover" || *part == "all" {
+		if err := failover.Measure(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 10), Only: *only, Out: os.Stdout}); err != nil {
+			return err
+		}
+	}
+	if *part == "snapshots" || *part == "all" {
+		if err := failover.Holds(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 100), Out: os.Stdout}); err != nil {
+			return err
+		}
+	}
+	if *part == "patience" {
+		return failover.Patience(ctx, failover.LoadOptions{Weft: *weft, Seconds: int(cmp.Or(*seconds, 3600)), Workers: *workers, Dir: *dir, Out: os.Stdout})
+	}
+	return nil
 }

@@ -53,3 +53,30 @@ func TestAHoldIsPendingWhileAWriteIsUnderWay(t *testing.T) {
 		w.until(serving)
 	})
 }
+
+// I/O is reported as held as soon as the last write is answered, and not when the keeper happens to look:
+// all writers of a snapshot wait for that.
+func TestAHoldIsReportedWithoutDelay(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		for _, id := range []string{"s1", "s2", "s3"} {
+			w.fallSilent("t1")
+			done := w.write(1<<16, 7)
+			synctest.Wait()
+			w.want(func(x *volume.Wanted) { x.Holds = []volume.Hold{{ID: id, Limit: time.Minute}} })
+			time.Sleep(20 * time.Millisecond)
+			if r := w.report(); len(r.Holds) != 1 || r.Holds[0].State != pb.HoldState_HOLD_STATE_PENDING {
+				t.Errorf("with a write under way: holds %v, want one that is pending", r.Holds)
+			}
+			w.answer("t1")
+			time.Sleep(5 * time.Millisecond)
+			if r := w.report(); len(r.Holds) != 1 || r.Holds[0].State != pb.HoldState_HOLD_STATE_HELD {
+				t.Errorf("5 ms after the write was answered: holds %v, want one that is held", r.Holds)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("write = %v", err)
+			}
+			w.want(func(x *volume.Wanted) { x.Holds = nil })
+			w.until(serving)
+		}
+	})
+}

@@ -317,6 +317,14 @@ func (k *Keeper) legDevice(l volume.At) (d legDevice, ok bool) {
 	return d, ok
 }
 
+// pokeWhenQuiet makes the keeper look as soon as the I/O under way has ended. It would look too late for
+// those who wait until I/O is held.
+func (k *Keeper) pokeWhenQuiet(ctx context.Context, v *engine.Volume) {
+	if awaitQuiet(ctx, v) == nil {
+		k.Poke()
+	}
+}
+
 // awaitQuiet waits until no I/O is under way.
 func awaitQuiet(ctx context.Context, v *engine.Volume) error {
 	ctx, cancel := context.WithTimeout(ctx, keeper.Patience)
