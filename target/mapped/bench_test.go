@@ -37,7 +37,7 @@ func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for n := range layers {
 		must(b, tree.Freeze(id(1), id(uint64(n+2)), nil))
-		for range 15 { // somewhere, a grain of its own
+		for range 1500 / max(layers, 100) { // somewhere, a grain of its own
 			must(b, block.WriteAt(leg, buf[:GrainSize], int64(r.IntN(benchLeg/GrainSize))*GrainSize))
 		}
 	}
@@ -49,7 +49,7 @@ func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 // reported.
 func BenchmarkMapped(b *testing.B) {
 	below := func() block.Device { return ramdisk.New(benchSize, 4096) }
-	for _, layers := range []int{0, 1, 100} {
+	for _, layers := range []int{0, 1, 10, 100, 1000} {
 		plain, full := below(), make([]byte, ChunkSize)
 		for off := int64(0); off < benchLeg; off += ChunkSize {
 			must(b, block.WriteAt(plain, full, off))
