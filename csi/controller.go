@@ -22,6 +22,7 @@ import (
 type controllerServer struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
 	cfg Config
 	ops *operations
 	now func() time.Time

@@ -111,11 +111,12 @@ func New(cfg Config) (*Driver, error) {
 // cancelled through their contexts, so that they answer; the caller then stops the server. Work
 // that waits in the kernel cannot be cancelled, and may outlast it.
 func (d *Driver) Server(stopping context.Context) *grpc.Server {
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(stopping)))
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(d.observe, endWith(stopping)), grpc.StreamInterceptor(d.observeStream(stopping)))
 	csi.RegisterIdentityServer(server, d.identity)
 	if d.cfg.Mode.controller() {
 		csi.RegisterControllerServer(server, d.controller)
 		csi.RegisterGroupControllerServer(server, d.controller)
+		csi.RegisterSnapshotMetadataServer(server, d.controller)
 	}
 	if d.cfg.Mode.node() {
 		csi.RegisterNodeServer(server, d.node)

@@ -37,6 +37,7 @@ func (s *identityServer) GetPluginCapabilities(context.Context, *csi.GetPluginCa
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,

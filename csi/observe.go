@@ -111,6 +111,28 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 	return handle(ctx, req)
 }
 
+// observeStream logs and counts the calls that stream their answer, and ends them when the driver is told
+// to stop.
+func (d *Driver) observeStream(stopping context.Context) grpc.StreamServerInterceptor {
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		_, err := d.observe(stream.Context(), nil, &grpc.UnaryServerInfo{FullMethod: info.FullMethod}, func(ctx context.Context, _ any) (any, error) {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			defer context.AfterFunc(stopping, cancel)()
+			return nil, handle(server, observedStream{stream, ctx})
+		})
+		return err
+	}
+}
+
+// observedStream is a stream with another context.
+type observedStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s observedStream) Context() context.Context { return s.ctx }
+
 // requestIDs generates ids that no other process uses.
 type requestIDs struct {
 	process string
