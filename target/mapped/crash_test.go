@@ -605,3 +605,44 @@ func TestCrashAtEveryWrite(t *testing.T) {
 		})
 	}
 }
+
+// What was written with FUA is there after a power cut, also if an earlier write or discard that it relies
+// on was only in the drive's cache.
+func TestFUAIsDurableWhateverIsInTheCache(t *testing.T) {
+	const n = 64 << 10
+	for name, c := range map[string]struct {
+		before []*block.IO
+		fua    *block.IO
+		want   uint64
+	}{
+		"a write into a grain that is new": {
+			[]*block.IO{{Op: block.OpWrite, Len: 8192, Data: tagged(1, 16)}},
+			&block.IO{Op: block.OpWrite, FUA: true, Len: 8192, Data: tagged(2, 16)}, 2,
+		},
+		"zeroes over a discard": {
+			[]*block.IO{{Op: block.OpWrite, Len: n, Data: tagged(1, n/512)}, {Op: block.OpFlush}, {Op: block.OpDiscard, Len: n}},
+			&block.IO{Op: block.OpWriteZeroes, FUA: true, Len: n}, 0,
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &drive{size: testSize, volatile: true, base: newImage(nil), img: newImage(nil)}
+			tree, err := Format(testPlace(d), id(1), 64<<20, nil)
+			must(t, err)
+			leg, err := tree.Leg(id(1))
+			must(t, err)
+			must(t, block.Flush(leg))
+			for _, io := range append(c.before, c.fua) {
+				must(t, block.Do(leg, io))
+			}
+			for seed := range uint64(200) {
+				after, err := Open(testPlace(&drive{size: testSize, volatile: true, at: true, img: d.crash(rand.New(rand.NewPCG(seed, 1)), d.now())}))
+				must(t, err)
+				l, err := after.Leg(id(1))
+				must(t, err)
+				if got := readObjectAt(t, l, 0, 16); got[0] != c.want {
+					t.Fatalf("%s, seed %d: after a power cut the leg has %v, want %d", name, seed, got, c.want)
+				}
+			}
+		})
+	}
+}

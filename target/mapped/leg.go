@@ -152,7 +152,7 @@ func (l *Leg) submitChange(io *block.IO) {
 		}()
 		return
 	}
-	if io.Op != block.OpWrite || !l.forward(io, &l.writes) {
+	if io.Op != block.OpWrite || l.flushes(io) || !l.forward(io, &l.writes) {
 		go l.change(io)
 	}
 }

@@ -53,9 +53,17 @@ const changesAtOnce = 32
 // change does a write, discard or write of zeroes that needs the map.
 func (l *Leg) change(io *block.IO) {
 	err := l.changeAll(io)
+	if err == nil && l.flushes(io) {
+		err = l.tree.flush()
+	}
 	l.writes.leave()
 	io.Complete(err)
 }
+
+// flushes reports whether an IO is durable only after a flush. With FUA on a drive with a volatile cache,
+// what it relies on may be in the cache alone: the record of a grain that an earlier write has added, or
+// a discard after which there is nothing left to write zeroes to.
+func (l *Leg) flushes(io *block.IO) bool { return io.FUA && l.tree.volatile }
 
 func (l *Leg) changeAll(io *block.IO) error {
 	if io.Off/ChunkSize == (io.Off+io.Len-1)/ChunkSize {
