@@ -160,7 +160,7 @@ func attaching(a *pb.Attachment) string {
 // archives are the tools of the commands that export and import.
 var archives = archive.Tools{Attach: attachHere, Ready: waitForVolume}
 
-// attachHere attaches a volume or a snapshot to this machine. What detaches it again does nothing if it
+// attachHere attaches a volume or a snapshot, name or id, to this machine. What detaches it again does nothing if it
 // was attached before.
 func attachHere(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) (device string, detach func(context.Context) error, err error) {
 	node, err := cli.NodeOrThis("")
@@ -172,12 +172,12 @@ func attachHere(ctx context.Context, api pb.ManagerClient, volume string, out *c
 		return "", nil, err
 	}
 	detach = func(ctx context.Context) error {
-		return runDetach(ctx, api, detachOptions{volume: volume, node: node, wait: true}, out)
+		return runDetach(ctx, api, detachOptions{volume: before.GetId(), node: node, wait: true}, out)
 	}
 	if attachmentOf(before, node) != nil {
 		detach = func(context.Context) error { return nil }
 	}
-	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: volume, Node: node, Mode: modes[defaultMode(volume)]})
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: before.GetId(), Node: node, Mode: modes[defaultMode(before.GetName())]})
 	if err == nil {
 		a, err = waitForAttachment(ctx, api, a, out)
 	}

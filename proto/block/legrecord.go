@@ -37,3 +37,7 @@ const SnapshotText = 128
 func (r LegRecord) Size() Size {
 	return Size(recordFixed + r.Runs*recordRun + r.Legs*recordLeg + r.Labels*recordLabel + r.Text)
 }
+
+// ImportLabel is the label of a volume that says what was imported into it. It holds as long as nobody
+// changes what the volume holds: the manager drops it when the volume goes back to a snapshot.
+const ImportLabel = "import"

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -980,6 +981,10 @@ func (t *tx) restore(v, from *Volume) {
 			continue
 		}
 		l.copyAll()
+	}
+	if _, says := v.Labels[block.ImportLabel]; says {
+		v.Labels = maps.Clone(v.Labels)
+		delete(v.Labels, block.ImportLabel)
 	}
 	v.Generation++
 	v.Failed = ""

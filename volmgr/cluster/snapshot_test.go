@@ -873,7 +873,11 @@ func TestAVolumeGoesBackToItsSnapshot(t *testing.T) {
 	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon", IfGeneration: w.volume("db1").Generation + 1}); err == nil {
 		t.Error("a volume that has changed since: accepted")
 	}
+	w.must(UpdateVolume{Volume: "db1", SetLabels: map[string]string{block.ImportLabel: "complete x 1", "a": "b"}})
 	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon", IfGeneration: w.volume("db1").Generation})
+	if got := w.volume("db1").Labels; len(got) != 1 {
+		t.Errorf("its labels are %v: what was imported is not what it holds", got)
+	}
 	for name, in := range map[string]Input{
 		"attached":             Attach{Volume: "db1", Node: "c1"},
 		"expanded":             ExpandVolume{Volume: "db1", Size: 2 * block.GiB},

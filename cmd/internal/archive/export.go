@@ -104,7 +104,7 @@ func (t Tools) export(ctx context.Context, api pb.ManagerClient, name, from stri
 		}
 		h.Since, h.SinceID = base.GetName(), base.GetId()
 	}
-	path, detach, err := t.Attach(ctx, api, name, out)
+	path, detach, err := t.Attach(ctx, api, s.GetId(), out)
 	if err != nil {
 		return err
 	}
@@ -139,10 +139,11 @@ type copying struct {
 	buf    []byte
 }
 
-// ranges copies what holds data, or differs. If no target can say what holds data, all is read.
+// ranges copies what holds data, or differs. It asks by ids: a snapshot may be deleted, and another one
+// be taken under its name, while this goes on. If no target can say what holds data, all is read.
 func (c *copying) ranges(ctx context.Context, api pb.ManagerClient, h Header, out *cli.Output) error {
 	begun := false
-	err := snapshot.Ranges(ctx, api, h.Snapshot, h.Since, func(r *pb.GetSnapshotRangesResponse) error {
+	err := snapshot.Ranges(ctx, api, h.SnapshotID, h.SinceID, func(r *pb.GetSnapshotRangesResponse) error {
 		begun = true
 		for _, one := range r.GetRanges() {
 			if err := c.copy(ctx, int64(one.GetOffset()), int64(one.GetBytes())); err != nil {

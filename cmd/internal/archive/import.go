@@ -5,10 +5,12 @@ package archive
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -20,7 +22,7 @@ import (
 )
 
 // Label is the label of a volume that says what was imported into it.
-const Label = "import"
+const Label = block.ImportLabel
 
 // imported is the value of Label: a snapshot's id, and the epoch of the attachment through which it was
 // written. While it is being written, or if that was cut off, Incomplete is set, and since is what the
@@ -126,12 +128,13 @@ func (t Tools) importStream(ctx context.Context, api pb.ManagerClient, o importO
 			}
 		}()
 	}
-	n, err := t.fill(ctx, api, v, r, out)
+	n, epoch, err := t.fill(ctx, api, v, r, out)
 	if err != nil {
 		return fmt.Errorf("import %s: %w", o.name, err)
 	}
 	if v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: v.GetId()}); err == nil {
-		v, err = mark(ctx, api, v, imported{snapshot: h.SnapshotID, epoch: v.GetEpoch()})
+		// Whoever has attached it since began another epoch, and may have written.
+		v, err = mark(ctx, api, v, imported{snapshot: h.SnapshotID, epoch: epoch})
 	}
 	if err != nil {
 		return err
@@ -156,11 +159,12 @@ func onto(v *pb.Volume, absent bool, name string, h Header) error {
 	return nil
 }
 
-// create makes the volume, marked as incomplete.
+// create makes the volume, marked as incomplete, and as that of this import: a second one of the same
+// stream is refused.
 func (t Tools) create(ctx context.Context, api pb.ManagerClient, o importOptions, h Header, out *cli.Output) (*pb.Volume, error) {
 	v, err := api.CreateVolume(ctx, &pb.CreateVolumeRequest{
 		Name: o.name, SizeBytes: uint64(h.Size), Copies: o.copies, Pool: o.pool, Spread: o.spread, Thin: true,
-		Labels: map[string]string{Label: imported{incomplete: true, snapshot: h.SnapshotID}.String()},
+		Labels: map[string]string{Label: imported{incomplete: true, snapshot: h.SnapshotID}.String() + " by " + strings.ToLower(rand.Text()[:8])},
 	})
 	if err != nil {
 		return nil, err
@@ -175,27 +179,36 @@ func (t Tools) create(ctx context.Context, api pb.ManagerClient, o importOptions
 	return ready, err
 }
 
-// fill writes a stream to a volume, durably, and returns how much data that was. The volume is detached
-// again, whatever happens.
-func (t Tools) fill(ctx context.Context, api pb.ManagerClient, v *pb.Volume, r *Reader, out *cli.Output) (n int64, retErr error) {
-	path, detach, err := t.Attach(ctx, api, v.GetName(), out)
+// fill writes a stream to a volume, durably, and returns how much data that was, and in which epoch it was
+// written. The volume is detached again, whatever happens.
+func (t Tools) fill(ctx context.Context, api pb.ManagerClient, v *pb.Volume, r *Reader, out *cli.Output) (n int64, epoch uint64, retErr error) {
+	path, detach, err := t.Attach(ctx, api, v.GetId(), out)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer finish(ctx, &retErr, detach)
 	h := r.Header()
 	now, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: v.GetId()})
+	if err == nil && (now.GetLabels()[Label] != v.GetLabels()[Label] || h.SinceID != "" && now.GetEpoch() != v.GetEpoch()+1) {
+		err = fmt.Errorf("volume %s: somebody else had it meanwhile", v.GetName())
+	}
 	if err == nil {
 		_, err = mark(ctx, api, now, imported{incomplete: true, snapshot: h.SnapshotID, since: h.SinceID, epoch: now.GetEpoch()})
 	}
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	d, err := open(ctx, path, true)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer func() { retErr = errors.Join(retErr, d.Close()) }()
+	n, err = write(ctx, d, r)
+	return n, now.GetEpoch(), err
+}
+
+// write writes a stream to a device, durably, and returns how much data that was.
+func write(ctx context.Context, d device, r *Reader) (n int64, err error) {
 	for {
 		one, err := r.Next()
 		if errors.Is(err, io.EOF) {

@@ -17,7 +17,7 @@ const rangesPiece = 64 << 10
 
 // Allocated returns ranges of [off, end) that may hold data, in order. What it does not name before
 // next reads as zeroes at some moment during the call; next is where the rest begins, end if there is
-// none. A controller that does not know the command gives an error that is [block.ErrUnsupported].
+// none. One call is about 65535 blocks at most. A controller that does not know the command gives an error that is [block.ErrUnsupported].
 func (n *Namespace) Allocated(ctx context.Context, off, end int64) (found []block.Range, next int64, err error) {
 	s, a := n.controller.session.Load(), n.state.Load()
 	if s == nil || !n.present() {
@@ -26,10 +26,11 @@ func (n *Namespace) Allocated(ctx context.Context, off, end int64) (found []bloc
 	if s.about.OACS&nvmetcp.OACSGetLBAStatus == 0 {
 		return nil, off, fmt.Errorf("find the data of %v: %w", n, block.ErrUnsupported)
 	}
-	g := nvmetcp.GetLBAStatus{NSID: a.NSID, Action: nvmetcp.LBAAllocated, Start: uint64(off) >> a.shift, Length: a.rangesLength(end - off)}
-	if blocks := (uint64(end) >> a.shift) - g.Start; blocks <= math.MaxUint16 {
-		g.Blocks = uint16(blocks) // else all to the end: what is too much is left out
+	if end <= int64(a.Geometry.Size) { // more cannot be asked for, but all to the end of the namespace
+		end = min(end, off+int64(math.MaxUint16)<<a.shift)
 	}
+	g := nvmetcp.GetLBAStatus{NSID: a.NSID, Action: nvmetcp.LBAAllocated, Start: uint64(off) >> a.shift, Length: a.rangesLength(end - off)}
+	g.Blocks = uint16((uint64(end) >> a.shift) - g.Start)
 	return n.ranges(ctx, g.Command(), off, end, int(g.Length))
 }
 
