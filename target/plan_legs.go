@@ -94,6 +94,8 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 	switch size := block.Size(w.GetSizeBytes()); {
 	case drive.Zeroed(record) >= size:
 		report.ZeroedBytes = w.GetSizeBytes()
+	case w.restores() && record.GetRevision() < w.GetRevision():
+		// First its record says that it is not prepared: growing it meanwhile would undo that.
 	case record.GetZeroed(): // it has begun, so its origin does not count
 		p.order(prepareLeg{w.drive, w.id, size, userspace.Origin{}})
 	case !w.GetOrigin().GetWait():

@@ -156,6 +156,19 @@ func TestALegThatGoesBackIsPlanned(t *testing.T) {
 	}
 }
 
+// A leg that still has to grow is not recorded as prepared by that, beside the order that says it is not.
+func TestALegThatGoesBackIsNotGrownMeanwhile(t *testing.T) {
+	w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 3).thin().from(1, back, false)
+	record := w.recorded(1, true)
+	record.Revision, record.ZeroedExtents = 2, 1
+	orders, _, _ := planned(w, []*pb.LegLabel{w.recorded(0, true), record}, nil)
+	for _, o := range orders {
+		if p, ok := o.(prepareLeg); ok {
+			t.Errorf("order %v runs beside the one that makes it unprepared", p)
+		}
+	}
+}
+
 // Without the tree of its origin a leg would get one of its own, and be empty.
 func TestALegIsNotCarvedWithoutItsOriginsTree(t *testing.T) {
 	w := want().leg(2, 1, 0, 0).thin().from(1, freeze, true)

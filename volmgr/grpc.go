@@ -364,7 +364,7 @@ func (m *Manager) CreateVolume(ctx context.Context, r *pb.CreateVolumeRequest) (
 
 // RestoreVolume makes a volume what one of its snapshots holds.
 func (m *Manager) RestoreVolume(ctx context.Context, r *pb.RestoreVolumeRequest) (*pb.Volume, error) {
-	return call(ctx, m, cluster.RestoreVolume{Volume: r.Volume, Snapshot: r.Snapshot, IfGeneration: r.IfGeneration}, pbVolume)
+	return call(ctx, m, cluster.RestoreVolume{Volume: r.Volume, Snapshot: r.Snapshot, IfGeneration: r.IfGeneration, IfEpoch: block.Epoch(r.IfEpoch)}, pbVolume)
 }
 
 // CreateSnapshots takes snapshots at one moment.

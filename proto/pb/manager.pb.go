@@ -3745,9 +3745,10 @@ type RestoreVolumeRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Volume   string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`     // name or id
 	Snapshot string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // "db1@mon", or its id
-	// The generation of the volume as the caller saw it; refused if it is another by now. So a call that
-	// is repeated does not undo what was written after it. 0: any.
+	// The generation and the epoch of the volume as the caller saw it; refused if one of them is another by
+	// now. So a call that is repeated, or late, does not undo what was written meanwhile. Generation 0: any.
 	IfGeneration  uint64 `protobuf:"varint,3,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	IfEpoch       uint64 `protobuf:"varint,4,opt,name=if_epoch,json=ifEpoch,proto3" json:"if_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3799,6 +3800,13 @@ func (x *RestoreVolumeRequest) GetSnapshot() string {
 func (x *RestoreVolumeRequest) GetIfGeneration() uint64 {
 	if x != nil {
 		return x.IfGeneration
+	}
+	return 0
+}
+
+func (x *RestoreVolumeRequest) GetIfEpoch() uint64 {
+	if x != nil {
+		return x.IfEpoch
 	}
 	return 0
 }
@@ -5944,11 +5952,12 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"H\n" +
 	"\x17CreateSnapshotsResponse\x12-\n" +
-	"\tsnapshots\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\tsnapshots\"o\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x0f.weft.v1.VolumeR\tsnapshots\"\x8a\x01\n" +
 	"\x14RestoreVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\x12#\n" +
-	"\rif_generation\x18\x03 \x01(\x04R\fifGeneration\"z\n" +
+	"\rif_generation\x18\x03 \x01(\x04R\fifGeneration\x12\x19\n" +
+	"\bif_epoch\x18\x04 \x01(\x04R\aifEpoch\"z\n" +
 	"\aSegment\x124\n" +
 	"\x06labels\x18\x01 \x03(\v2\x1c.weft.v1.Segment.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +

@@ -221,6 +221,7 @@ func (t *Tree) Restore(leg, snapshot block.UUID) error {
 		return s.add(Layer{Parent: from.ID, State: StateOpen, Object: leg, Size: max(head.Size, from.Size), Note: head.Note})
 	}, func() {
 		if open != nil {
+			open.restored.Add(1)
 			open.moveTo(next)
 			open.lookNowhere() // what was over the snapshot must not be found
 		}

@@ -24,7 +24,12 @@ type Leg struct {
 	top    atomic.Pointer[[]atomic.Uint32]
 	reads  gate
 	writes gate // and all else that changes the leg
+	// restored counts how often the leg was made again of a snapshot while it was open.
+	restored atomic.Uint64
 }
+
+// Restored is how often the leg was made again of a snapshot since it was opened.
+func (l *Leg) Restored() uint64 { return l.restored.Load() }
 
 // Leg opens a leg or a snapshot for I/O. An object is open once at a time (ErrInUse).
 func (t *Tree) Leg(object block.UUID) (*Leg, error) {

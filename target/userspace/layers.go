@@ -76,7 +76,13 @@ func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, siz
 		if leg.GetZeroed() {
 			return reach(t.Tree, id, size)
 		}
-		return begin(t.Tree, id, size, from)
+		if err := begin(t.Tree, id, size, from); err != nil {
+			return err
+		}
+		if t.Reclaimable() { // what a leg held that went back to a snapshot
+			h.reclaim(leg.GetTreeId(), t)
+		}
+		return nil
 	})
 }
 

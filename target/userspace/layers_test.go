@@ -324,6 +324,39 @@ func TestALegGoesBackToASnapshot(t *testing.T) {
 	}
 }
 
+// What a leg held before it went back comes free, also while its tree stays open.
+func TestWhatALegHeldBeforeItWentBackComesFree(t *testing.T) {
+	p := newPlanted(t)
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
+	p.carve(t, monday)
+	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	for c := range int64(50) {
+		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), c<<20))
+	}
+	p.forgetPrepared(t, leg)
+	must(t, p.disk.Prepare(leg, block.GiB, backTo(monday)))
+	p.machine.Drives.background.Wait()
+	p.idle(t)
+}
+
+// Once a leg has gone back, the list of what was written to it since a checkpoint does not hold.
+func TestAListDoesNotOutliveThatALegGoesBack(t *testing.T) {
+	p := newPlanted(t)
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
+	p.carve(t, monday)
+	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), 20<<20))
+	e := export(t, p.machine.Legs)
+	e.take(t, 1)
+	e.closed() // the volume is detached
+	p.forgetPrepared(t, leg)
+	must(t, p.disk.Prepare(leg, block.GiB, backTo(monday))) // changes what is at 20 MiB
+	next := export(t, p.machine.Legs)
+	if got := listed(t, next); got != nil {
+		t.Errorf("the leg says that only %v was written since checkpoint 1", got)
+	}
+}
+
 // permute calls f with each order of list.
 func permute[T any](list []T, f func([]T)) {
 	if len(list) == 0 {

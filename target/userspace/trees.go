@@ -286,7 +286,8 @@ type mappedLeg struct {
 	held *held
 }
 
-func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses() }
+// Losses also counts when the leg was made again of a snapshot: no list of writes has that.
+func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses() + m.Restored() }
 
 // Close waits for the turn, so it may take as long as opening a tree of the drive.
 func (m *mappedLeg) Close() error {

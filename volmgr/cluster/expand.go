@@ -116,7 +116,7 @@ func (v *Volume) usable() bool { return v.State == VolumeReady && !v.Restored &&
 
 // unready says why a volume is not usable.
 func (v *Volume) unready() string {
-	if x := v.Restoring; x != nil {
+	if x := v.Restoring; x != nil && !v.Restored {
 		return fmt.Sprintf("going back to %s", x.Name)
 	}
 	if v.Restored {

@@ -27,7 +27,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	switch {
 	case v.State != VolumeReady:
 		s.explainUnready(e, v)
-	case v.Restoring != nil:
+	case v.Restoring != nil && !v.Restored:
 		s.explainRestoring(e, v)
 	case v.Attachment != nil:
 		s.explainAttachment(e, v)

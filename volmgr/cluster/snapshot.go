@@ -887,8 +887,9 @@ const (
 // Restoring is nil. Result: Volume.
 type RestoreVolume struct {
 	Volume, Snapshot string // name or id
-	// IfGeneration is the volume's generation as the caller saw it; 0: any.
+	// IfGeneration and IfEpoch are the volume's as the caller saw it; generation 0: any.
 	IfGeneration uint64
+	IfEpoch      block.Epoch
 }
 
 func (in RestoreVolume) apply(t *tx) (view, error) {
@@ -940,8 +941,8 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 		return refused(ReasonNotReady, v.object(), "it is being expanded").hint("wait until `weft explain volume %s` no longer shows it", v.Name)
 	case len(s.takings.Get(v.ID)) > 0:
 		return refused(ReasonNotReady, v.object(), "a snapshot of it is being taken").hint("wait until `weft snapshot list %s` shows it ready", v.Name)
-	case in.IfGeneration != 0 && in.IfGeneration != v.Generation:
-		return refused(ReasonNotReady, v.object(), "it has changed since: its generation is %d, not %d", v.Generation, in.IfGeneration).hint("look at it again: `weft volume show %s`", v.Name)
+	case in.IfGeneration != 0 && (in.IfGeneration != v.Generation || in.IfEpoch != v.Epoch):
+		return refused(ReasonNotReady, v.object(), "it has changed since: its generation is %d and its epoch %d, not %d and %d", v.Generation, v.Epoch, in.IfGeneration, in.IfEpoch).hint("look at it again: `weft volume show %s`", v.Name)
 	}
 	for c := range v.Layout.Stripes {
 		if !slices.ContainsFunc(v.column(c), func(l *Leg) bool { return s.goesBack(l, from) != nil }) {
@@ -989,7 +990,6 @@ func (t *tx) restore(v, from *Volume) {
 	v.Generation++
 	v.Failed = ""
 	v.Restoring = &Restoring{To: from.ID, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Clean: v.Clean, Since: t.now.UTC()}
-	v.Clean = true // what an earlier host may have left unequal does not count any more
 	t.volumeEvent(v, event.Warning, event.VolumeRestoring, fmt.Sprintf("to %s, taken at %s: what was written since will be gone", from.Name, from.Snapshot.Taken.Format(time.RFC3339)))
 }
 
@@ -999,8 +999,15 @@ func (t *tx) settleRestoring(id block.VolumeID) {
 	if v.State != VolumeReady || v.Restoring == nil {
 		return
 	}
+	if v.undecided() { // its targets are told nothing until an operator has chosen a copy of each column
+		return
+	}
 	t.findOrigins(v)
-	if t.now.Sub(v.Restoring.Since) > restoreAwait {
+	since := v.Restoring.Since
+	if t.s.began.After(since) { // its targets may not have reported to this manager yet
+		since = t.s.began
+	}
+	if t.now.Sub(since) > restoreAwait {
 		t.leaveBehind(id)
 	}
 	v = t.peek(id)
@@ -1016,8 +1023,9 @@ func (t *tx) settleRestoring(id block.VolumeID) {
 			}
 		}
 		x.Switching, x.Since = true, t.now.UTC()
+		v.Clean = true // what an earlier host may have left unequal does not count any more
 		v.Restoring = &x
-	case !x.Switching && !x.Again && t.now.Sub(x.Since) > restoreListFor:
+	case !x.Switching && !x.Again && t.now.Sub(since) > restoreListFor:
 		why := t.s.restoringWaits(v)[0]
 		v = t.volume(id)
 		v.Clean = v.Clean && x.Clean
@@ -1046,6 +1054,11 @@ func (t *tx) findOrigins(v *Volume) {
 func (t *tx) wentBack(v *Volume) {
 	x := v.Restoring
 	v.Formatted, v.Clean = x.Formatted, true
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync { // what it lost before, it has anew
+			l.Suspect = false
+		}
+	}
 	v.endRestoring()
 	t.volumeEvent(v, event.Info, event.VolumeWentBack, fmt.Sprintf("it holds what %s does", x.Name))
 }
@@ -1103,6 +1116,10 @@ func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
 	switch {
 	case l.Origin.IsZero():
 		return fmt.Sprintf("nothing of %s was found in its tree", x.Name)
+	case done && !x.Switching && s.targets[l.Node].exported.Has(l.ID): // what a host has sent there may still be written
+		return fmt.Sprintf("target %s to remove its export", l.Node)
+	case done && !x.Switching && !s.admitted(v, l): // or a host that lost the volume could still write there
+		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case done:
 		return ""
 	}
@@ -1110,7 +1127,8 @@ func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
 }
 
 // restoreAgain has a volume go back again to the snapshot that its labels name, if they say that it was
-// going back when the store was lost: its legs may differ. from is the snapshot; nil if it was not found.
+// going back when the store was lost: its legs may differ. from is the snapshot. If that was not found,
+// nil, nobody knows what the legs hold, and none is trusted.
 func (v *Volume) restoreAgain(to block.VolumeID, from *Volume, now time.Time) {
 	for i := range v.Legs {
 		if v.Legs[i].State != LegCreating {
@@ -1121,11 +1139,21 @@ func (v *Volume) restoreAgain(to block.VolumeID, from *Volume, now time.Time) {
 	if to.IsZero() || v.IsSnapshot() || v.State != VolumeReady {
 		return
 	}
-	x := Restoring{To: to, Name: block.VolumeName(to.String()), Formatted: v.Formatted, Listed: v.Generation, Again: true, Since: now.UTC()}
-	if from != nil {
-		x.Name, x.Formatted = from.Name, from.Formatted
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if from == nil && l.State == LegInSync {
+			l.State, l.StaleSince, l.Suspect = LegStale, now.UTC(), false
+			l.Reason = fmt.Sprintf("it may hold what it held before the volume went back to snapshot %v, or what that held, which is not known any more", to)
+		}
+		if l.member() && l.State != LegInSync {
+			l.copyAll()
+		}
 	}
-	v.Restoring, v.Clean = &x, true
+	if from == nil { // an operator has to choose
+		v.Clean = false
+		return
+	}
+	v.Restoring, v.Clean = &Restoring{To: to, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Again: true, Since: now.UTC()}, true
 }
 
 // ---- legs that are lost ----
@@ -1178,6 +1206,9 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 
 func (s *State) explainRestoring(e *Explanation, v *Volume) {
 	x := v.Restoring
+	if v.undecided() {
+		e.Waits = append(e.Waits, "an operator to choose a copy of each column that has none in sync")
+	}
 	e.Summary = fmt.Sprintf("%s is going back to %s; no host can have it until that is over", v.object(), x.Name)
 	e.Waits = append(e.Waits, s.restoringWaits(v)...)
 	if x.Again {

@@ -570,7 +570,7 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 	switch {
 	case l == nil:
 		return nil, notFound(fmt.Sprintf("leg %v of volume %s", in.Leg, found.Name))
-	case found.State != VolumeReady || found.Restoring != nil:
+	case found.State != VolumeReady || found.Restoring != nil && !found.undecided():
 		return nil, refused(ReasonNotReady, found.object(), "%s", found.unready())
 	case found.Restored:
 		return nil, t.s.stillRestored(found)
@@ -582,6 +582,11 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 	}
 	v := t.volume(found.ID)
 	t.promote(v, in.Leg)
+	if x := v.Restoring; x != nil { // its legs begin only now to go back
+		next := *x
+		next.Since = t.now.UTC()
+		v.Restoring = &next
+	}
 	return volumeResult(v.ID), nil
 }
 

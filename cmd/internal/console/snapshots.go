@@ -102,7 +102,7 @@ func (s *Server) snapshotsOf(ctx context.Context, v *pb.Volume) (rows []snapshot
 func (s *Server) snapshotForms(v *pb.Volume, snapshots []snapshotRow, hosts []string) (forms []*form) {
 	attached := len(cli.AttachmentsOf(v)) > 0
 	switch {
-	case v.GetState() != pb.VolumeState_VOLUME_STATE_READY || !v.GetThin():
+	case v.GetState() != pb.VolumeState_VOLUME_STATE_READY || !v.GetThin() || v.GetRestoringTo() != "":
 	case v.GetSnapshot() != nil:
 		forms = append(forms, s.formFor("snapshot-clone", v.GetName(), nil), s.formFor("snapshot-attach", v.GetName(), map[string][]string{"node": hosts}))
 		if attached {

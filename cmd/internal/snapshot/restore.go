@@ -87,13 +87,13 @@ func runRestore(ctx context.Context, api pb.ManagerClient, o restoreOptions, out
 		return err
 	}
 	if o.keep != "" {
-		if v, err = o.keepFirst(ctx, api, v, out); err != nil {
+		if err := o.keepFirst(ctx, api, v, out); err != nil {
 			return err
 		}
 	}
-	// Another command may be sent again to another manager without harm. This one must not undo what was
-	// written after the first had been carried out.
-	v, err = api.RestoreVolume(ctx, &pb.RestoreVolumeRequest{Volume: v.GetId(), Snapshot: o.to, IfGeneration: v.GetGeneration()})
+	// This must not undo what was written after what is kept, nor, if it arrives twice or late, what was
+	// written after it had been carried out.
+	v, err = api.RestoreVolume(ctx, &pb.RestoreVolumeRequest{Volume: v.GetId(), Snapshot: o.to, IfGeneration: v.GetGeneration(), IfEpoch: v.GetEpoch()})
 	if status.Code(err) == codes.Unimplemented {
 		return cli.AdvisedError{Err: errors.New("this volume manager cannot make a volume go back to a snapshot: its version cannot"), Hints: []string{"upgrade it: `weft upgrade plan` says how"}}
 	}
@@ -109,30 +109,26 @@ func runRestore(ctx context.Context, api pb.ManagerClient, o restoreOptions, out
 	return out.Print(v, nil)
 }
 
-// keepFirst takes a snapshot of what a volume holds, and returns the volume as it is then. It refuses one
-// that exists: what it holds is older.
-func (o restoreOptions) keepFirst(ctx context.Context, api pb.ManagerClient, v *pb.Volume, out *cli.Output) (*pb.Volume, error) {
+// keepFirst takes a snapshot of what a volume holds. It refuses one that exists: what it holds is older.
+func (o restoreOptions) keepFirst(ctx context.Context, api pb.ManagerClient, v *pb.Volume, out *cli.Output) error {
 	if len(v.GetAttachments()) > 0 || v.GetAttachment() != nil {
-		return nil, cli.AdvisedError{Err: fmt.Errorf("volume %s is attached to %s", v.GetName(), v.GetAttachment().GetNode()), Hints: []string{fmt.Sprintf("`weft detach %s` first", v.GetName())}}
+		return cli.AdvisedError{Err: fmt.Errorf("volume %s is attached to %s", v.GetName(), v.GetAttachment().GetNode()), Hints: []string{fmt.Sprintf("`weft detach %s` first", v.GetName())}}
 	}
 	name := v.GetName() + "@" + o.keep
 	switch _, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name}); {
 	case err == nil:
-		return nil, cli.AdvisedError{Err: fmt.Errorf("snapshot %s exists, and does not hold what %s does now", name, v.GetName()), Hints: []string{"give another name to --keep"}}
+		return cli.AdvisedError{Err: fmt.Errorf("snapshot %s exists, and does not hold what %s does now", name, v.GetName()), Hints: []string{"give another name to --keep"}}
 	case status.Code(err) != codes.NotFound:
-		return nil, err
+		return err
 	}
 	if _, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.to}); err != nil {
-		return nil, err
+		return err
 	}
 	made, err := api.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{Snapshots: []*pb.NewSnapshot{{Volume: v.GetId(), Name: o.keep}}})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := waitUntilTaken(ctx, api, made.GetSnapshots(), out); err != nil {
-		return nil, err
-	}
-	return api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: v.GetId()})
+	return waitUntilTaken(ctx, api, made.GetSnapshots(), out)
 }
 
 // waitUntilBack returns once a volume has gone back to a snapshot.
