@@ -90,18 +90,8 @@ func (s *controllerServer) readable(ctx context.Context, id string) (*pb.Volume,
 // ranges asks the manager, part by part, and sends what it answers. A stream without ranges has one
 // message, which tells the size.
 func (s *controllerServer) ranges(ctx context.Context, q rangesQuestion, send func(size int64, some []*csi.BlockMetadata) error) error {
-	if err := q.check(); err != nil {
+	if err := s.answerable(ctx, q); err != nil {
 		return err
-	}
-	of, err := s.readable(ctx, q.snapshot)
-	if err == nil && q.base != "" {
-		_, err = s.readable(ctx, q.base)
-	}
-	switch {
-	case err != nil:
-		return err
-	case uint64(q.offset) > of.SizeBytes:
-		return status.Errorf(codes.OutOfRange, "starting_offset %d: the snapshot has %d bytes", q.offset, of.SizeBytes)
 	}
 	most, sent := int(q.most), false
 	if most == 0 || most > mostRanges {
@@ -113,17 +103,10 @@ func (s *controllerServer) ranges(ctx context.Context, q rangesQuestion, send fu
 		if err != nil {
 			return fromManager(q.doing(), err)
 		}
-		size := int64(answer.GetSizeBytes())
-		var some []*csi.BlockMetadata
-		for _, x := range answer.GetRanges() {
-			if int64(x.GetOffset()+x.GetBytes()) > q.offset {
-				some = append(some, &csi.BlockMetadata{ByteOffset: int64(x.GetOffset()), SizeBytes: int64(x.GetBytes())})
-			}
-		}
-		end := answer.GetNextOffset() >= answer.GetSizeBytes()
+		some, end := q.after(answer.GetRanges()), answer.GetNextOffset() >= answer.GetSizeBytes()
 		for len(some) > 0 || end && !sent {
 			n := min(len(some), most)
-			if err := send(size, some[:n]); err != nil {
+			if err := send(int64(answer.GetSizeBytes()), some[:n]); err != nil {
 				return err
 			}
 			some, sent = some[n:], true
@@ -136,4 +119,29 @@ func (s *controllerServer) ranges(ctx context.Context, q rangesQuestion, send fu
 		}
 		at = answer.GetNextOffset()
 	}
+}
+
+// answerable refuses a question that has no answer.
+func (s *controllerServer) answerable(ctx context.Context, q rangesQuestion) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	of, err := s.readable(ctx, q.snapshot)
+	if err == nil && q.base != "" {
+		_, err = s.readable(ctx, q.base)
+	}
+	if err == nil && uint64(q.offset) > of.SizeBytes {
+		err = status.Errorf(codes.OutOfRange, "starting_offset %d: the snapshot has %d bytes", q.offset, of.SizeBytes)
+	}
+	return err
+}
+
+// after are the ranges that do not end before the question's offset.
+func (q rangesQuestion) after(all []*pb.ByteRange) (some []*csi.BlockMetadata) {
+	for _, x := range all {
+		if int64(x.GetOffset()+x.GetBytes()) > q.offset {
+			some = append(some, &csi.BlockMetadata{ByteOffset: int64(x.GetOffset()), SizeBytes: int64(x.GetBytes())})
+		}
+	}
+	return some
 }
