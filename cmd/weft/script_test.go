@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -15,8 +16,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"weft.dev/weft/e2e/namespace"
 	"weft.dev/weft/e2e/promtool"
+	"weft.dev/weft/proto/nvmetcp/namespace"
 )
 
 // The scripts in testdata are the promise that the program makes. They run the program itself.
@@ -82,7 +83,7 @@ func write(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: write DEVICE LETTER OFFSET...")
 	}
-	n, err := namespace.Open(args[0])
+	n, err := namespace.Open(context.Background(), args[0])
 	ts.Check(err)
 	defer n.Close()
 	for _, at := range args[2:] {

@@ -4,12 +4,13 @@ package main
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 
-	"weft.dev/weft/e2e/namespace"
+	"weft.dev/weft/proto/nvmetcp/namespace"
 )
 
 // served is an archive on a volume that is an NVMe/TCP namespace, for machines without
@@ -30,7 +31,7 @@ func (v *served) format(*demo) {}
 
 func (v *served) enter(d *demo) {
 	var err error
-	v.open, err = namespace.Open(v.name)
+	v.open, err = namespace.Open(context.Background(), v.name)
 	d.must(err)
 	d.undo = append(d.undo, v.open.Close)
 }

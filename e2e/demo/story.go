@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"weft.dev/weft/e2e/namespace"
+	"weft.dev/weft/proto/nvmetcp/namespace"
 )
 
 func chapter(format string, args ...any) { fmt.Printf("\n— "+format+"\n", args...) }

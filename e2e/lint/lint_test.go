@@ -98,6 +98,7 @@ var arrows = map[string][]string{
 	"proto/nvmetcp/reservation": {},
 	"proto/nvmetcp/socket":      {},
 	"proto/nvmetcp/controller":  {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/reservation", "proto/nvmetcp/socket", "proto/beat", "proto/block"},
+	"proto/nvmetcp/namespace":   {"proto/nvmetcp/host", "proto/block"},
 	"proto/nvmetcp/host":        {"proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/socket", "proto/beat", "proto/block"},
 	"raid/checkpoint":           {"raid", "proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block", "proto/figures"},

@@ -36,7 +36,7 @@ import (
 	"time"
 	"unsafe"
 
-	"weft.dev/weft/e2e/namespace"
+	"weft.dev/weft/proto/nvmetcp/namespace"
 )
 
 func main() {
@@ -105,7 +105,7 @@ type disk interface {
 
 func open(name string, mode int) (disk, error) {
 	if namespace.Is(name) {
-		return namespace.Open(name)
+		return namespace.Open(context.Background(), name)
 	}
 	return os.OpenFile(name, mode|syscall.O_DIRECT, 0)
 }

@@ -2,11 +2,12 @@
 
 // Package namespace opens a volume that `weft dev` serves on a machine without block
 // devices. It opens the volume as an NVMe/TCP namespace, through proto/nvmetcp/host, and
-// offers the calls of a file. Programs of this folder use it.
+// offers the calls of a file.
 package namespace
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -33,7 +34,7 @@ type Namespace struct {
 
 // Open connects to nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID with that host ID, and opens
 // the subsystem's only namespace.
-func Open(name string) (*Namespace, error) {
+func Open(ctx context.Context, name string) (*Namespace, error) {
 	where, err := url.Parse(name)
 	if err != nil {
 		return nil, err
@@ -42,7 +43,7 @@ func Open(name string) (*Namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: host: %w", name, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	c, err := host.Connect(ctx, host.Config{
 		Portals: []string{where.Host}, Subsystem: block.NQN(strings.TrimPrefix(where.Path, "/")),
@@ -81,12 +82,21 @@ func (n *Namespace) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
+// Zero makes a range read as zeroes. It may take no space afterwards.
+func (n *Namespace) Zero(off, length int64) error {
+	return block.Do(n.device, &block.IO{Op: block.OpWriteZeroes, Unmap: true, Off: off, Len: length})
+}
+
 // Sync returns when all completed writes are durable.
 func (n *Namespace) Sync() error { return block.Flush(n.device) }
 
-// Close waits for outstanding IO and disconnects.
+// Close waits for outstanding IO and disconnects. If the IO takes too long, its connection is cut.
 func (n *Namespace) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return n.connection.Close(ctx)
+	err := n.connection.Close(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		n.connection.Cut()
+	}
+	return err
 }
