@@ -60,8 +60,8 @@ func (t *Tree) relate() {
 	}
 }
 
-// change commits what edit makes of the superblock, and shows it to look-ups. The caller holds
-// admin.
+// change commits what edit makes of the superblock, shows it to look-ups, and then calls also, which
+// changes how open legs look. The caller holds admin.
 func (t *Tree) change(edit func(*super) error, also func()) error {
 	next := t.super.clone()
 	if err := edit(next); err != nil {
@@ -72,8 +72,8 @@ func (t *Tree) change(edit func(*super) error, also func()) error {
 	}
 	t.lockAll()
 	defer t.unlockAll()
-	also()
 	t.relate()
+	also()
 	return nil
 }
 
@@ -223,16 +223,11 @@ func (t *Tree) Restore(leg, snapshot block.UUID) error {
 		if open != nil {
 			open.restored.Add(1)
 			open.moveTo(next)
-			open.lookNowhere() // what was over the snapshot must not be found
+			open.lookAnew() // what was over the snapshot must not be found
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("restore %v to %v: %w", leg, snapshot, err)
-	}
-	if open != nil {
-		t.lockAll()
-		defer t.unlockAll()
-		open.lookAnew()
 	}
 	return nil
 }

@@ -87,20 +87,12 @@ func (l *Leg) Geometry() block.Geometry { return *l.geometry.Load() }
 // moveTo makes another layer the leg's, which has no records yet. The caller holds all stripes, and
 // no write is under way.
 func (l *Leg) moveTo(id uint32) {
-	l.layer = &layer{Layer: Layer{ID: id}}
+	l.layer = l.tree.layers[id]
 	top := *l.top.Load()
 	for c := range top {
 		if was := top[c].Load(); was&ownBit != 0 {
 			top[c].Store(was &^ ownBit)
 		}
-	}
-}
-
-// lookNowhere has all look-ups made under the stripes. The caller holds all of them.
-func (l *Leg) lookNowhere() {
-	top := *l.top.Load()
-	for c := range top {
-		top[c].Store(0)
 	}
 }
 
