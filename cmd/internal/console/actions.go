@@ -107,15 +107,7 @@ var volumeChanges = []*action{{
 		_, err := c.Manager.ScrubVolume(ctx, &pb.ScrubVolumeRequest{Volume: v["object"], Repair: v["repair"] != ""})
 		return fmt.Sprintf("The copies of volume %s are compared.", v["object"]), err
 	},
-}, {
-	name: "attach", title: "Attach", button: "Attach", kind: "volume", method: pb.Manager_Attach_FullMethodName,
-	about:   "Give the volume to a host as a block device.",
-	command: "weft attach {object} --node {node}", fields: []field{nodeField("Host")},
-	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
-		_, err := c.Manager.Attach(ctx, &pb.AttachRequest{Volume: v["object"], Node: v["node"]})
-		return fmt.Sprintf("Volume %s is being attached to %s.", v["object"], v["node"]), err
-	},
-}, {
+}, attachTo("attach", "volume", "Attach", "Give the volume to a host as a block device."), {
 	name: "detach", title: "Detach", button: "Detach", kind: "volume", method: pb.Manager_Detach_FullMethodName,
 	about:   "The host removes the device as soon as nothing has it open. Unmount it before.",
 	command: "weft detach {object} [cancel? --cancel]", fields: []field{tick("cancel", "Withdraw a detach that waits", "")},
@@ -134,16 +126,35 @@ var volumeChanges = []*action{{
 		_, err := c.Manager.Detach(ctx, &pb.DetachRequest{Volume: v["object"], Force: true})
 		return fmt.Sprintf("Volume %s is detached by force.", v["object"]), err
 	},
-}, {
-	name: "volume-delete", title: "Delete", button: "Delete the volume and its data", kind: "volume", danger: true, method: pb.Manager_DeleteVolume_FullMethodName,
-	about:   "Its data is gone for good.",
-	command: "weft volume delete {object}",
-	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
-		_, err := c.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v["object"]})
-		return fmt.Sprintf("Volume %s is being deleted.", v["object"]), err
-	},
-	then: toVolumes,
-}}
+}, deletion("volume", "Delete the volume and its data", "Its data is gone for good.")}
+
+// attachTo attaches an object of a kind, a volume or a snapshot.
+func attachTo(name, kind, title, about string) *action {
+	return &action{
+		name: name, title: title, button: "Attach", kind: kind, method: pb.Manager_Attach_FullMethodName, about: about,
+		command: "weft attach {object} --node {node}", fields: []field{nodeField("Host")},
+		do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
+			_, err := c.Manager.Attach(ctx, &pb.AttachRequest{Volume: v["object"], Node: v["node"]})
+			return fmt.Sprintf("%s %s is being attached to %s.", capital(kind), v["object"], v["node"]), err
+		},
+	}
+}
+
+// deletion deletes an object of a kind, a volume or a snapshot.
+func deletion(kind, button, about string) *action {
+	return &action{
+		name: kind + "-delete", title: "Delete", button: button, kind: kind, danger: true, method: pb.Manager_DeleteVolume_FullMethodName, about: about,
+		command: "weft " + kind + " delete {object}",
+		do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
+			_, err := c.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v["object"]})
+			return fmt.Sprintf("%s %s is being deleted.", capital(kind), v["object"]), err
+		},
+		then: toVolumes,
+	}
+}
+
+// capital begins a sentence with a word.
+func capital(word string) string { return strings.ToUpper(word[:1]) + word[1:] }
 
 func createVolume(ctx context.Context, c Clients, v map[string]string) (string, error) {
 	size, err := sizeOf(v, "size")

@@ -24,7 +24,7 @@ var snapshotChanges = []*action{{
 	do: takeSnapshots,
 }, {
 	name: "volume-restore", title: "Go back to a snapshot", button: "Go back", kind: "volume", danger: true, method: pb.Manager_RestoreVolume_FullMethodName,
-	about:   "The volume becomes what the snapshot holds. What was written since is kept in another snapshot, to which it can go back, too.",
+	about:   "The volume becomes what the snapshot holds. Another snapshot keeps what was written since, and the volume can go back to that, too.",
 	command: "weft volume restore {object} --to {to} --keep {keep}",
 	fields: []field{
 		{Name: "to", Label: "Snapshot", Kind: "text", Example: "db1@monday", Needed: true},
@@ -44,15 +44,7 @@ var snapshotChanges = []*action{{
 		return fmt.Sprintf("Volume %s is created: %s, a clone of %s.", v["name"], cli.Size(made.GetSizeBytes()), v["object"]), err
 	},
 	then: toVolume,
-}, {
-	name: "snapshot-attach", title: "Attach for reading", button: "Attach", kind: "snapshot", method: pb.Manager_Attach_FullMethodName,
-	about:   "Any number of hosts can read a snapshot at once.",
-	command: "weft attach {object} --node {node}", fields: []field{nodeField("Host")},
-	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
-		_, err := c.Manager.Attach(ctx, &pb.AttachRequest{Volume: v["object"], Node: v["node"]})
-		return fmt.Sprintf("Snapshot %s is being attached to %s.", v["object"], v["node"]), err
-	},
-}, {
+}, attachTo("snapshot-attach", "snapshot", "Attach for reading", "Any number of hosts can read a snapshot at once."), {
 	name: "snapshot-detach", title: "Detach", button: "Detach", kind: "snapshot", method: pb.Manager_Detach_FullMethodName,
 	about:   "Each host removes the device as soon as nothing has it open.",
 	command: "weft detach {object}",
@@ -60,16 +52,7 @@ var snapshotChanges = []*action{{
 		_, err := c.Manager.Detach(ctx, &pb.DetachRequest{Volume: v["object"]})
 		return fmt.Sprintf("Snapshot %s is being detached.", v["object"]), err
 	},
-}, {
-	name: "snapshot-delete", title: "Delete", button: "Delete the snapshot", kind: "snapshot", danger: true, method: pb.Manager_DeleteVolume_FullMethodName,
-	about:   "What only it holds is gone for good. Volumes that began as it stay.",
-	command: "weft snapshot delete {object}",
-	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
-		_, err := c.Manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v["object"]})
-		return fmt.Sprintf("Snapshot %s is being deleted.", v["object"]), err
-	},
-	then: toVolumes,
-}}
+}, deletion("snapshot", "Delete the snapshot", "What only it holds is gone for good. Volumes that began as it stay.")}
 
 func takeSnapshots(ctx context.Context, c Clients, v map[string]string) (string, error) {
 	r := &pb.CreateSnapshotsRequest{}
