@@ -16,7 +16,7 @@ import (
 
 // A tool for backups asks which ranges of a snapshot hold data, and which differ from an earlier snapshot
 // of the same volume, so that it reads no others (CSI's service SnapshotMetadata). Ranges have any length,
-// in multiples of 4 KiB. What is not named is zero, or the same in both; what is named may be, too.
+// in multiples of 4 KiB. A range that is not named is zero, or the same in both. One that is named may be, too.
 
 // mostRanges is how many ranges one message has at most, if the CO does not ask for fewer.
 const mostRanges = 4096

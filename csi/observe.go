@@ -115,11 +115,11 @@ func (d *Driver) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 // to stop.
 func (d *Driver) observeStream(stopping context.Context) grpc.StreamServerInterceptor {
 	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-		_, err := d.observe(stream.Context(), nil, &grpc.UnaryServerInfo{FullMethod: info.FullMethod}, func(ctx context.Context, _ any) (any, error) {
-			ctx, cancel := context.WithCancel(ctx)
-			defer cancel()
-			defer context.AfterFunc(stopping, cancel)()
-			return nil, handle(server, observedStream{stream, ctx})
+		about := &grpc.UnaryServerInfo{FullMethod: info.FullMethod}
+		_, err := d.observe(stream.Context(), nil, about, func(ctx context.Context, req any) (any, error) {
+			return endWith(stopping)(ctx, req, about, func(ctx context.Context, _ any) (any, error) {
+				return nil, handle(server, observedStream{stream, ctx})
+			})
 		})
 		return err
 	}

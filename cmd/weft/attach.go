@@ -160,8 +160,8 @@ func attaching(a *pb.Attachment) string {
 // archives are the tools of the commands that export and import.
 var archives = archive.Tools{Attach: attachHere, Ready: waitForVolume}
 
-// attachHere attaches a volume or a snapshot, name or id, to this machine. What detaches it again does nothing if it
-// was attached before.
+// attachHere attaches a volume or a snapshot, name or id, to this machine. What detaches it again does
+// nothing if it was attached before.
 func attachHere(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) (device string, detach func(context.Context) error, err error) {
 	node, err := cli.NodeOrThis("")
 	if err != nil {

@@ -193,7 +193,8 @@ type WantedLeg struct {
 }
 
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
-// is, since it is frozen. Wait: nothing is done but to record the new leg.
+// is, since it is frozen. With Restore the other one has begun before, and becomes that. Wait: nothing is
+// done but to record the new leg.
 type LegOrigin struct {
 	Leg                  block.LegID
 	Clone, Restore, Wait bool

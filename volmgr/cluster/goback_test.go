@@ -12,8 +12,8 @@ import (
 )
 
 // newBackWorld has a snapshot db1@mon, and db1 written since and detached. It returns what the two hold.
-func newBackWorld(t *testing.T) (*snapWorld, int, int) {
-	w := newSnapWorld(t, 1)
+func newBackWorld(t *testing.T, seed uint64) (*snapWorld, int, int) {
+	w := newSnapWorld(t, seed)
 	for range 10 {
 		w.writes(w.hosts["c1"])
 	}
@@ -48,7 +48,7 @@ func (w *snapWorld) toSwitching() {
 
 // A manager that begins to lead has no reports yet, and takes no target for one that does not answer.
 func TestTheNextManagerLeavesNoLegBehindBeforeItsTargetHasReported(t *testing.T) {
-	w, _, held := newBackWorld(t)
+	w, _, held := newBackWorld(t, 1)
 	w.toSwitching()
 	v := w.volume("db1")
 	// both targets do it; none has reported yet to the new leader
@@ -111,7 +111,7 @@ func TestAVolumeThatWasGoingBackToASnapshotThatIsNotKnown(t *testing.T) {
 
 // A volume that was not clean is not called so before it goes back: it may be left as it was.
 func TestAVolumeIsNotCalledCleanBeforeItGoesBack(t *testing.T) {
-	w, _, _ := newBackWorld(t)
+	w, _, _ := newBackWorld(t, 1)
 	for id := range w.s.drives {
 		w.s.drives[id].VolatileCache = true
 	}
@@ -242,7 +242,7 @@ func TestALegThatIsStillExportedDoesNotGoBack(t *testing.T) {
 // A store that was rebuilt without one of the drives does not say that the volume went back: an operator
 // chooses a copy first, and then it does.
 func TestAnUndecidedVolumeDoesNotGoBack(t *testing.T) {
-	w, before, held := newBackWorld(t)
+	w, before, held := newBackWorld(t, 1)
 	w.toSwitching()
 	v := w.volume("db1")
 	a, b := v.Legs[0], v.Legs[1]

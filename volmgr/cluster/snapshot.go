@@ -867,7 +867,6 @@ type Restoring struct {
 	Name      block.VolumeName `json:"name"`      // of the snapshot
 	Formatted string           `json:"formatted"` // of the snapshot
 	Listed    uint64           `json:"listed"`    // the volume's generation since which labels say so
-	Clean     bool             `json:"clean"`     // as it was before
 	Switching bool             `json:"switching,omitempty"`
 	// Again: the store was lost on the way, so the volume cannot be left as it is.
 	Again bool      `json:"again,omitempty"`
@@ -989,7 +988,7 @@ func (t *tx) restore(v, from *Volume) {
 	}
 	v.Generation++
 	v.Failed = ""
-	v.Restoring = &Restoring{To: from.ID, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Clean: v.Clean, Since: t.now.UTC()}
+	v.Restoring = &Restoring{To: from.ID, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Since: t.now.UTC()}
 	t.volumeEvent(v, event.Warning, event.VolumeRestoring, fmt.Sprintf("to %s, taken at %s: what was written since will be gone", from.Name, from.Snapshot.Taken.Format(time.RFC3339)))
 }
 
@@ -1011,10 +1010,11 @@ func (t *tx) settleRestoring(id block.VolumeID) {
 		t.leaveBehind(id)
 	}
 	v = t.peek(id)
+	waits := t.s.restoringWaits(v)
 	switch x := *v.Restoring; {
-	case len(t.s.restoringWaits(v)) == 0 && x.Switching:
+	case len(waits) == 0 && x.Switching:
 		t.wentBack(t.volume(id))
-	case len(t.s.restoringWaits(v)) == 0:
+	case len(waits) == 0:
 		v = t.volume(id)
 		v.Generation++
 		for i := range v.Legs {
@@ -1026,11 +1026,9 @@ func (t *tx) settleRestoring(id block.VolumeID) {
 		v.Clean = true // what an earlier host may have left unequal does not count any more
 		v.Restoring = &x
 	case !x.Switching && !x.Again && t.now.Sub(since) > restoreListFor:
-		why := t.s.restoringWaits(v)[0]
 		v = t.volume(id)
-		v.Clean = v.Clean && x.Clean
 		v.endRestoring()
-		v.Failed = fmt.Sprintf("it did not go back to %s, and is unchanged: it took too long to reach its targets: %s", x.Name, why)
+		v.Failed = fmt.Sprintf("it did not go back to %s, and is unchanged: it took too long to reach its targets: %s", x.Name, waits[0])
 		t.volumeEvent(v, event.Warning, event.RestoreFailed, v.Failed)
 	}
 }
@@ -1053,7 +1051,7 @@ func (t *tx) findOrigins(v *Volume) {
 // wentBack ends the way back of a volume that has arrived.
 func (t *tx) wentBack(v *Volume) {
 	x := v.Restoring
-	v.Formatted, v.Clean = x.Formatted, true
+	v.Formatted = x.Formatted
 	for i := range v.Legs {
 		if l := &v.Legs[i]; l.State == LegInSync { // what it lost before, it has anew
 			l.Suspect = false

@@ -978,21 +978,8 @@ func TestAVolumeThatGoesBackAfterTheLossOfTheStore(t *testing.T) {
 	again := 0
 	for moment := range 20 {
 		for _, kind := range []string{"drives", "new backup", "old backup"} {
-			w := newSnapWorld(t, uint64(moment))
-			for range 10 {
-				w.writes(w.hosts["c1"])
-			}
-			if err := w.take("mon", "db1"); err != nil {
-				t.Fatal(err)
-			}
-			w.settle()
-			for range 10 {
-				w.writes(w.hosts["c1"])
-			}
-			w.must(Detach{Volume: "db1"})
-			w.settle()
+			w, before, held := newBackWorld(t, uint64(moment))
 			records := w.s.Records()
-			before, held := w.legs[w.volume("db1").Legs[0].ID], w.legs[w.volume("db1@mon").Legs[0].ID]
 			w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
 			for range moment {
 				w.targetActs(w.targets[slices.Sorted(maps.Keys(w.targets))[w.rng.IntN(3)]])

@@ -25,7 +25,7 @@ import (
 const Label = block.ImportLabel
 
 // imported is the value of Label: a snapshot's id, and the epoch of the attachment through which it was
-// written. While it is being written, or if that was cut off, Incomplete is set, and since is what the
+// written. While it is being written, or if that was cut off, incomplete is set, and since is what the
 // volume held before; empty: nothing.
 type imported struct {
 	incomplete      bool

@@ -75,11 +75,7 @@ func runDiff(ctx context.Context, api pb.ManagerClient, since, snapshot string, 
 		if since == "" {
 			what = "holds data in"
 		}
-		number := fmt.Sprintf("%d ranges", len(rows))
-		if len(rows) == 1 {
-			number = "1 range"
-		}
-		out.Say("%s %s %s, %s of %s", snapshot, what, number, cli.Size(bytes), cli.Size(all.GetSizeBytes()))
+		out.Say("%s %s %s, %s of %s", snapshot, what, cli.Nouns(len(rows), "range"), cli.Size(bytes), cli.Size(all.GetSizeBytes()))
 	})
 }
 

@@ -17,7 +17,8 @@ const rangesPiece = 64 << 10
 
 // Allocated returns ranges of [off, end) that may hold data, in order. What it does not name before
 // next reads as zeroes at some moment during the call; next is where the rest begins, end if there is
-// none. One call is about 65535 blocks at most. A controller that does not know the command gives an error that is [block.ErrUnsupported].
+// none. One call is about 65535 blocks at most. A controller that does not know the command gives an
+// error that is [block.ErrUnsupported].
 func (n *Namespace) Allocated(ctx context.Context, off, end int64) (found []block.Range, next int64, err error) {
 	s, a := n.controller.session.Load(), n.state.Load()
 	if s == nil || !n.present() {
