@@ -23,19 +23,20 @@ import (
 )
 
 // A process of the agent can hand over to its next one, which may be of another version. Hosts keep
-// their legs and connect again at once:
+// their legs, and where both processes know how, their connections:
 //
 //	this process                                     the next one
 //	---------------------------------------------------------------------------------
 //	                                                 waits, ready for everything else
 //	listens to the manager no more, gives no order
 //	accepts no connections: the kernel queues them
-//	ends controllers; I/O leaves the drives
+//	reads no commands: they stay in the sockets
+//	answers those that it has read; I/O leaves the drives
 //	releases drives and locks
 //	                       Estate  ───────────────▶  Inherit
 //	                                                 locks, opens the drives
 //	                                                 exports what was wanted last
-//	                                                 accepts connections
+//	                                                 reads commands, accepts connections
 //	                                                 talks to the manager
 //
 // The next process holds the locks of drives and node before it does anything, and these are released
@@ -60,8 +61,9 @@ const (
 
 // Estate is what an agent leaves to the next process of its node. It has keys of exports.
 type Estate struct {
-	told      *pb.TargetHandover
-	listeners userspace.Sockets
+	told        *pb.TargetHandover
+	listeners   userspace.Sockets
+	controllers []userspace.Controller
 }
 
 // handsOver reports whether a context has ended because the next process takes over.
@@ -112,8 +114,8 @@ func (a *Agent) Estate() Estate {
 func (a *Agent) Inherit(e Estate) error {
 	a.asked, e.listeners = a.config.discovery(nil, nil).Split(e.listeners)
 	if a.kernel.adopt == nil {
-		_ = e.Close() // nobody would accept there, and nothing was accepted
-		e.listeners = nil
+		_ = e.Close() // nobody would serve there
+		e.listeners, e.controllers = nil, nil
 	} else if err := a.kernel.adopt(e); err != nil {
 		return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
 	}
@@ -213,8 +215,8 @@ func (a *Agent) settleIf(p plan) {
 }
 
 // Pack returns an estate as it is sent to another process: a message, and the sockets that go with it,
-// which the caller closes.
-func (e Estate) Pack() (message []byte, sockets []*os.File, retErr error) {
+// which the caller closes. Earlier versions do not know of connections.
+func (e Estate) Pack(connections bool) (message []byte, sockets []*os.File, retErr error) {
 	defer func() {
 		if retErr != nil {
 			CloseAll(sockets)
@@ -223,18 +225,36 @@ func (e Estate) Pack() (message []byte, sockets []*os.File, retErr error) {
 	told := proto.CloneOf(e.told)
 	portals := slices.SortedFunc(maps.Keys(e.listeners), func(a, b block.Portal) int { return cmp.Compare(a.String(), b.String()) })
 	for _, portal := range portals {
-		l, ok := e.listeners[portal].(interface{ File() (*os.File, error) })
-		if !ok {
-			return nil, sockets, fmt.Errorf("portal %s: %T: %w", portal, e.listeners[portal], errors.ErrUnsupported)
-		}
-		f, err := l.File()
+		f, err := fileOf(e.listeners[portal])
 		if err != nil {
 			return nil, sockets, fmt.Errorf("portal %s: %w", portal, err)
 		}
 		sockets, told.Portals = append(sockets, f), append(told.Portals, portalMessage(portal))
 	}
+	for _, c := range e.controllers {
+		if !connections {
+			break
+		}
+		for _, q := range c.Queues {
+			f, err := fileOf(q.Conn)
+			if err != nil {
+				return nil, sockets, fmt.Errorf("connection of %s: %w", c.Host.NQN, err)
+			}
+			sockets = append(sockets, f)
+		}
+		told.Controllers = append(told.Controllers, c.Message())
+	}
 	message, err := proto.Marshal(told)
 	return message, sockets, err
+}
+
+// fileOf duplicates the descriptor of a socket.
+func fileOf(socket any) (*os.File, error) {
+	s, ok := socket.(interface{ File() (*os.File, error) })
+	if !ok {
+		return nil, fmt.Errorf("%T: %w", socket, errors.ErrUnsupported)
+	}
+	return s.File()
 }
 
 // CloseAll closes files.
@@ -256,19 +276,35 @@ func Unpack(message []byte, sockets []*os.File) (e Estate, retErr error) {
 	if err := proto.Unmarshal(message, e.told); err != nil {
 		return e, err
 	}
-	portals := e.told.GetPortals()
-	e.told.Portals = nil
-	if len(portals) != len(sockets) {
-		return e, fmt.Errorf("%d sockets came for %d portals", len(sockets), len(portals))
+	portals, controllers := e.told.GetPortals(), e.told.GetControllers()
+	e.told.Portals, e.told.Controllers = nil, nil
+	want := len(portals)
+	for _, c := range controllers {
+		want += len(c.GetQueues())
+	}
+	if want != len(sockets) {
+		return e, fmt.Errorf("%d sockets came for %d portals and %d connections", len(sockets), len(portals), want-len(portals))
 	}
 	for i, p := range portals {
 		l, err := net.FileListener(sockets[i])
 		if err != nil {
 			return e, err
 		}
-		e.listeners[block.Portal{Transport: block.TCP, Address: p.GetAddress(), Port: uint16(p.GetPort()), Rail: p.GetRail()}] = l
+		e.listeners[portalOf(p)] = l
+	}
+	rest := sockets[len(portals):]
+	for _, m := range controllers {
+		c, err := userspace.ControllerOf(m, portalOf(m.GetPortal()), rest[:len(m.GetQueues())])
+		if err != nil {
+			return e, err
+		}
+		e.controllers, rest = append(e.controllers, c), rest[len(m.GetQueues()):]
 	}
 	return e, nil
+}
+
+func portalOf(p *pb.Portal) block.Portal {
+	return block.Portal{Transport: block.TCP, Address: p.GetAddress(), Port: uint16(p.GetPort()), Rail: p.GetRail()}
 }
 
 // Close closes the sockets.
@@ -276,6 +312,9 @@ func (e Estate) Close() error {
 	var errs []error
 	for _, l := range e.listeners {
 		errs = append(errs, l.Close())
+	}
+	for _, c := range e.controllers {
+		errs = append(errs, c.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -39,13 +39,14 @@ func userKernel(c Config, hungry func()) (kernel, error) {
 		before:   func() (kernel, bool, error) { return kernelBefore(c) },
 		keep: func(e *Estate) (err error) {
 			e.listeners, err = m.Exports.Keep()
+			e.controllers = m.Pass()
 			return err
 		},
 		losses: m.Drives.Unnoted,
 		adopt: func(e Estate) error {
 			losses, err := e.losses()
 			m.Drives.Adopt(losses)
-			m.Exports.Adopt(e.listeners)
+			m.Exports.Adopt(e.listeners, e.controllers)
 			return err
 		},
 		settle: m.Exports.Settle,

@@ -27,6 +27,7 @@ type network struct {
 	links     map[pair]link
 	off       map[string]bool // hosts without power
 	conns     map[*conn]bool
+	made      map[string]int // connections that were made, by address
 }
 
 // pair names two hosts in one direction. A host may be reached on several rails, such as t1-a and
@@ -63,7 +64,7 @@ const connectTimeout = 10 * time.Second
 const userTimeout = 4 * time.Second
 
 func newNetwork() *network {
-	return &network{listeners: map[string]*listener{}, links: map[pair]link{}, off: map[string]bool{}, conns: map[*conn]bool{}}
+	return &network{listeners: map[string]*listener{}, links: map[pair]link{}, off: map[string]bool{}, conns: map[*conn]bool{}, made: map[string]int{}}
 }
 
 // cut stops or restores the traffic from one host to another.
@@ -298,6 +299,7 @@ func (m *machine) connectLocked(l *listener, way pair) *conn {
 	near := &conn{at: m, remote: l.address, in: back, out: there}
 	far := &conn{at: l.at, remote: m.host, in: there, out: back}
 	n.conns[near], n.conns[far] = true, true
+	n.made[l.address]++
 	select {
 	case l.queue <- far:
 	default: // no room to accept it
@@ -379,6 +381,22 @@ type conn struct {
 	keepalive bool // reset it after userTimeout without a working round trip
 
 	stalled chan struct{} // under network.mu; closed when its reader continues; nil: it is not stalled
+	left    bool          // under network.mu: another one has the streams
+}
+
+// Duplicate returns the same end, for the next run on the host.
+func (c *conn) Duplicate() (net.Conn, error) {
+	n := c.at.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.conns[c] || c.at.dead || c.at.heir == nil {
+		return nil, syscall.ENETDOWN
+	}
+	c.left = true
+	delete(n.conns, c)
+	d := &conn{at: c.at.heir, remote: c.remote, in: c.in, out: c.out, keepalive: c.keepalive}
+	n.conns[d] = true
+	return d, nil
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -430,6 +448,9 @@ func (c *conn) Close() error {
 	n := c.at.network
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if c.left {
+		return nil
+	}
 	if n.conns[c] && !c.at.dead {
 		n.drop(c, func() { c.out.finish() })
 	}

@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -247,14 +249,14 @@ func TestAnOrderlyStopStallsNoWrite(t *testing.T) {
 }
 
 // A target's process is replaced by its next one under writes, again and again. No write waits for
-// longer than 0.1 s, and nothing is recorded: no copy falls behind. If the next process dies before
-// it begins, hosts lose the leg for a while, as at any crash.
+// longer than 0.1 s, and nothing is recorded: no copy falls behind. Hosts keep their connections. If the
+// next process dies before it begins, hosts lose the leg for a while, as at any crash.
 func TestAHandoverStallsNoWriteAndCostsNoCopy(t *testing.T) {
 	spared(t, func(m *mirror, _ *targetHost) {
 		number := uint64(1)
 		m.put("c1", number, everyUnit...)
 		longest := m.longestPut(&number, 2*time.Second)
-		before := m.revisions()
+		before, made := m.revisions(), m.connectionsMade()
 		for range 5 {
 			done := make(chan struct{})
 			go func() {
@@ -270,6 +272,9 @@ func TestAHandoverStallsNoWriteAndCostsNoCopy(t *testing.T) {
 		if after := m.revisions(); !slices.Equal(after, before) {
 			t.Errorf("the legs were %v, and are %v", before, after)
 		}
+		if now := m.connectionsMade(); !maps.Equal(now, made) {
+			t.Errorf("hosts have connected: %v, before it was %v", now, made)
+		}
 		m.copiesOn(m.first, m.second)
 		m.sameCopies()
 		m.second.handOver(false)
@@ -278,6 +283,16 @@ func TestAHandoverStallsNoWriteAndCostsNoCopy(t *testing.T) {
 		m.sameCopies()
 		t.Logf("the longest of %d writes took %v", number, longest)
 	})
+}
+
+// connectionsMade counts the connections to targets so far.
+func (m *mirror) connectionsMade() map[string]int {
+	n := m.network
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	made := maps.Clone(n.made)
+	maps.DeleteFunc(made, func(address string, _ int) bool { return !strings.HasSuffix(address, ":4420") })
+	return made
 }
 
 // A copy that is moved goes on being made while both its source and its place hand over.

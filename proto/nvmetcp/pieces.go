@@ -2,6 +2,8 @@
 
 package nvmetcp
 
+import "bytes"
+
 // Pieces returns the bytes that Flush would write, for a caller that does its own writing,
 // for instance without blocking. They are valid until a PDU is added or Reset is called.
 func (w *Writer) Pieces() [][]byte {
@@ -30,4 +32,14 @@ func (r *Reader) Grow(n int) {
 	buf := make([]byte, n)
 	r.end = copy(buf, r.buf[r.start:r.end])
 	r.buf, r.start = buf, 0
+}
+
+// Rest returns the bytes that have been read and belong to no PDU that Next has returned. ok is false
+// inside a PDU.
+func (r *Reader) Rest() (b []byte, ok bool) { return bytes.Clone(r.buf[r.start:r.end]), r.pending == 0 }
+
+// Preload makes b the first bytes to be read. Nothing must have been read yet.
+func (r *Reader) Preload(b []byte) {
+	r.Grow(len(b))
+	r.start, r.end = 0, copy(r.buf, b)
 }

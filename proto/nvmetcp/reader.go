@@ -343,9 +343,17 @@ func (r *Reader) TermReq() error {
 
 // skip drops the rest of the current PDU.
 func (r *Reader) skip() error {
-	n := r.pending
-	r.pending = 0
-	return unexpected(r.discard(n))
+	for r.pending > 0 {
+		if r.start == r.end {
+			if err := r.need(1); err != nil {
+				return unexpected(err)
+			}
+		}
+		n := min(r.pending, r.end-r.start)
+		r.start += n
+		r.pending -= n
+	}
+	return nil
 }
 
 func (r *Reader) discard(n int) error {

@@ -2219,8 +2219,9 @@ type TargetHandover struct {
 	Devices []*Device              `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"` // as it last saw them
 	// The incarnations of drives whose loss of acknowledged writes is on no label and in no note, by
 	// drive.
-	Losses        map[string]uint32 `protobuf:"bytes,3,rep,name=losses,proto3" json:"losses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	Portals       []*Portal         `protobuf:"bytes,4,rep,name=portals,proto3" json:"portals,omitempty"` // at which it listened, in the order of the sockets
+	Losses        map[string]uint32   `protobuf:"bytes,3,rep,name=losses,proto3" json:"losses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Portals       []*Portal           `protobuf:"bytes,4,rep,name=portals,proto3" json:"portals,omitempty"`         // at which it listened, in the order of the sockets
+	Controllers   []*PassedController `protobuf:"bytes,5,rep,name=controllers,proto3" json:"controllers,omitempty"` // their connections come after the listening sockets
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2283,6 +2284,357 @@ func (x *TargetHandover) GetPortals() []*Portal {
 	return nil
 }
 
+func (x *TargetHandover) GetControllers() []*PassedController {
+	if x != nil {
+		return x.Controllers
+	}
+	return nil
+}
+
+// PassedController is a controller of NVMe over TCP that goes to the next process with its connections;
+// see package controller. Its features and registers are as the specification encodes them.
+type PassedController struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nqn           string                 `protobuf:"bytes,1,opt,name=nqn,proto3" json:"nqn,omitempty"`
+	Portal        *Portal                `protobuf:"bytes,2,opt,name=portal,proto3" json:"portal,omitempty"`
+	Cntlid        uint32                 `protobuf:"varint,3,opt,name=cntlid,proto3" json:"cntlid,omitempty"`
+	HostNqn       string                 `protobuf:"bytes,4,opt,name=host_nqn,json=hostNqn,proto3" json:"host_nqn,omitempty"`
+	HostId        []byte                 `protobuf:"bytes,5,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	Since         int64                  `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"` // Unix time in nanoseconds
+	Namespaces    []*PassedNamespace     `protobuf:"bytes,7,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Cc            uint32                 `protobuf:"varint,8,opt,name=cc,proto3" json:"cc,omitempty"`
+	KatoMs        uint32                 `protobuf:"varint,9,opt,name=kato_ms,json=katoMs,proto3" json:"kato_ms,omitempty"`
+	Features      map[uint32]uint32      `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // by id
+	HostBehavior  []byte                 `protobuf:"bytes,11,opt,name=host_behavior,json=hostBehavior,proto3" json:"host_behavior,omitempty"`
+	Events        uint32                 `protobuf:"varint,12,opt,name=events,proto3" json:"events,omitempty"`
+	Masked        []byte                 `protobuf:"bytes,13,opt,name=masked,proto3" json:"masked,omitempty"` // a byte for each kind of event
+	Waiting       []byte                 `protobuf:"bytes,14,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Changed       []uint32               `protobuf:"varint,15,rep,packed,name=changed,proto3" json:"changed,omitempty"`                                  // NSIDs
+	EventRequests []uint32               `protobuf:"varint,16,rep,packed,name=event_requests,json=eventRequests,proto3" json:"event_requests,omitempty"` // command ids
+	WriteThrough  bool                   `protobuf:"varint,17,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"`
+	Queues        []*PassedQueue         `protobuf:"bytes,18,rep,name=queues,proto3" json:"queues,omitempty"` // in the order of the connections
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassedController) Reset() {
+	*x = PassedController{}
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassedController) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassedController) ProtoMessage() {}
+
+func (x *PassedController) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassedController.ProtoReflect.Descriptor instead.
+func (*PassedController) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PassedController) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *PassedController) GetPortal() *Portal {
+	if x != nil {
+		return x.Portal
+	}
+	return nil
+}
+
+func (x *PassedController) GetCntlid() uint32 {
+	if x != nil {
+		return x.Cntlid
+	}
+	return 0
+}
+
+func (x *PassedController) GetHostNqn() string {
+	if x != nil {
+		return x.HostNqn
+	}
+	return ""
+}
+
+func (x *PassedController) GetHostId() []byte {
+	if x != nil {
+		return x.HostId
+	}
+	return nil
+}
+
+func (x *PassedController) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *PassedController) GetNamespaces() []*PassedNamespace {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *PassedController) GetCc() uint32 {
+	if x != nil {
+		return x.Cc
+	}
+	return 0
+}
+
+func (x *PassedController) GetKatoMs() uint32 {
+	if x != nil {
+		return x.KatoMs
+	}
+	return 0
+}
+
+func (x *PassedController) GetFeatures() map[uint32]uint32 {
+	if x != nil {
+		return x.Features
+	}
+	return nil
+}
+
+func (x *PassedController) GetHostBehavior() []byte {
+	if x != nil {
+		return x.HostBehavior
+	}
+	return nil
+}
+
+func (x *PassedController) GetEvents() uint32 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+func (x *PassedController) GetMasked() []byte {
+	if x != nil {
+		return x.Masked
+	}
+	return nil
+}
+
+func (x *PassedController) GetWaiting() []byte {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+func (x *PassedController) GetChanged() []uint32 {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *PassedController) GetEventRequests() []uint32 {
+	if x != nil {
+		return x.EventRequests
+	}
+	return nil
+}
+
+func (x *PassedController) GetWriteThrough() bool {
+	if x != nil {
+		return x.WriteThrough
+	}
+	return false
+}
+
+func (x *PassedController) GetQueues() []*PassedQueue {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+// PassedNamespace is a namespace as the host of a PassedController knows it.
+type PassedNamespace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Nsid          uint32                 `protobuf:"varint,1,opt,name=nsid,proto3" json:"nsid,omitempty"`
+	Uuid          []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
+	Blocks        uint64                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassedNamespace) Reset() {
+	*x = PassedNamespace{}
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassedNamespace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassedNamespace) ProtoMessage() {}
+
+func (x *PassedNamespace) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassedNamespace.ProtoReflect.Descriptor instead.
+func (*PassedNamespace) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PassedNamespace) GetNsid() uint32 {
+	if x != nil {
+		return x.Nsid
+	}
+	return 0
+}
+
+func (x *PassedNamespace) GetUuid() []byte {
+	if x != nil {
+		return x.Uuid
+	}
+	return nil
+}
+
+func (x *PassedNamespace) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+// PassedQueue is a queue of a PassedController.
+type PassedQueue struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Size          uint32                 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
+	Head          uint32                 `protobuf:"varint,3,opt,name=head,proto3" json:"head,omitempty"`
+	NoFlowControl bool                   `protobuf:"varint,4,opt,name=no_flow_control,json=noFlowControl,proto3" json:"no_flow_control,omitempty"`
+	HeaderDigest  bool                   `protobuf:"varint,5,opt,name=header_digest,json=headerDigest,proto3" json:"header_digest,omitempty"`
+	DataDigest    bool                   `protobuf:"varint,6,opt,name=data_digest,json=dataDigest,proto3" json:"data_digest,omitempty"`
+	Align         uint32                 `protobuf:"varint,7,opt,name=align,proto3" json:"align,omitempty"`
+	Read          []byte                 `protobuf:"bytes,8,opt,name=read,proto3" json:"read,omitempty"` // has been read, and not been begun
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PassedQueue) Reset() {
+	*x = PassedQueue{}
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PassedQueue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PassedQueue) ProtoMessage() {}
+
+func (x *PassedQueue) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PassedQueue.ProtoReflect.Descriptor instead.
+func (*PassedQueue) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PassedQueue) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *PassedQueue) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *PassedQueue) GetHead() uint32 {
+	if x != nil {
+		return x.Head
+	}
+	return 0
+}
+
+func (x *PassedQueue) GetNoFlowControl() bool {
+	if x != nil {
+		return x.NoFlowControl
+	}
+	return false
+}
+
+func (x *PassedQueue) GetHeaderDigest() bool {
+	if x != nil {
+		return x.HeaderDigest
+	}
+	return false
+}
+
+func (x *PassedQueue) GetDataDigest() bool {
+	if x != nil {
+		return x.DataDigest
+	}
+	return false
+}
+
+func (x *PassedQueue) GetAlign() uint32 {
+	if x != nil {
+		return x.Align
+	}
+	return 0
+}
+
+func (x *PassedQueue) GetRead() []byte {
+	if x != nil {
+		return x.Read
+	}
+	return nil
+}
+
 // WantedDrive is a drive that gets a Weft label or, with remove, loses it. A drive that
 // has had its label is not listed: if it comes up blank its data is lost, and a new
 // label must not hide that.
@@ -2301,7 +2653,7 @@ type WantedDrive struct {
 
 func (x *WantedDrive) Reset() {
 	*x = WantedDrive{}
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2665,7 @@ func (x *WantedDrive) String() string {
 func (*WantedDrive) ProtoMessage() {}
 
 func (x *WantedDrive) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[17]
+	mi := &file_weft_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2678,7 @@ func (x *WantedDrive) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedDrive.ProtoReflect.Descriptor instead.
 func (*WantedDrive) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WantedDrive) GetDriveId() string {
@@ -2397,7 +2749,7 @@ type WantedLeg struct {
 
 func (x *WantedLeg) Reset() {
 	*x = WantedLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2409,7 +2761,7 @@ func (x *WantedLeg) String() string {
 func (*WantedLeg) ProtoMessage() {}
 
 func (x *WantedLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[18]
+	mi := &file_weft_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2422,7 +2774,7 @@ func (x *WantedLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLeg.ProtoReflect.Descriptor instead.
 func (*WantedLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WantedLeg) GetLegId() string {
@@ -2536,7 +2888,7 @@ type LegOrigin struct {
 
 func (x *LegOrigin) Reset() {
 	*x = LegOrigin{}
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2900,7 @@ func (x *LegOrigin) String() string {
 func (*LegOrigin) ProtoMessage() {}
 
 func (x *LegOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[19]
+	mi := &file_weft_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2913,7 @@ func (x *LegOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegOrigin.ProtoReflect.Descriptor instead.
 func (*LegOrigin) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LegOrigin) GetLegId() string {
@@ -2607,7 +2959,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2971,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[20]
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2984,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -2725,7 +3077,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +3089,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[21]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +3102,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -2778,7 +3130,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +3142,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[22]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +3155,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -2851,7 +3203,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +3215,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +3228,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -3006,7 +3358,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3370,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3383,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -3065,7 +3417,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3429,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3442,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -3133,7 +3485,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3497,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3510,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -3301,7 +3653,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3313,7 +3665,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3326,7 +3678,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HealReport) GetRun() string {
@@ -3370,7 +3722,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3734,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3747,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -3436,7 +3788,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3800,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3813,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3496,7 +3848,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +3860,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +3873,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -3619,7 +3971,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +3983,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +3996,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -3678,7 +4030,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4042,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4055,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -3771,7 +4123,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +4135,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +4148,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -3818,7 +4170,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +4182,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3843,7 +4195,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HoldReport) GetId() string {
@@ -3873,7 +4225,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3885,7 +4237,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3898,7 +4250,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -3936,7 +4288,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3948,7 +4300,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3961,7 +4313,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -4012,7 +4364,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4024,7 +4376,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4037,7 +4389,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -4106,7 +4458,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4470,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4483,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -4273,7 +4625,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4637,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4650,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Scrub) GetId() string {
@@ -4363,7 +4715,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4375,7 +4727,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4388,7 +4740,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Hold) GetId() string {
@@ -4446,7 +4798,7 @@ type WantedLink struct {
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4810,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4823,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -4622,7 +4974,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4634,7 +4986,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4647,7 +4999,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -4721,7 +5073,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +5085,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +5098,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -4791,7 +5143,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4803,7 +5155,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +5168,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -4859,7 +5211,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4871,7 +5223,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4884,7 +5236,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -4926,7 +5278,7 @@ type RebuiltLeg struct {
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4938,7 +5290,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4951,7 +5303,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -4986,7 +5338,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5350,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5363,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -5050,7 +5402,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5062,7 +5414,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5075,7 +5427,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -5133,7 +5485,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5145,7 +5497,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5158,7 +5510,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -5242,7 +5594,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5254,7 +5606,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5267,7 +5619,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -5320,7 +5672,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5332,7 +5684,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5345,7 +5697,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets. With ranges it
@@ -5361,7 +5713,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5373,7 +5725,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5386,7 +5738,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -5425,7 +5777,7 @@ type RangesQuestion struct {
 
 func (x *RangesQuestion) Reset() {
 	*x = RangesQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5789,7 @@ func (x *RangesQuestion) String() string {
 func (*RangesQuestion) ProtoMessage() {}
 
 func (x *RangesQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5802,7 @@ func (x *RangesQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangesQuestion.ProtoReflect.Descriptor instead.
 func (*RangesQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RangesQuestion) GetDriveId() string {
@@ -5513,7 +5865,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[54]
+	mi := &file_weft_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5525,7 +5877,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[54]
+	mi := &file_weft_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5538,7 +5890,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -5615,7 +5967,7 @@ type RangesAnswer struct {
 
 func (x *RangesAnswer) Reset() {
 	*x = RangesAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	mi := &file_weft_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5627,7 +5979,7 @@ func (x *RangesAnswer) String() string {
 func (*RangesAnswer) ProtoMessage() {}
 
 func (x *RangesAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	mi := &file_weft_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5640,7 +5992,7 @@ func (x *RangesAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangesAnswer.ProtoReflect.Descriptor instead.
 func (*RangesAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RangesAnswer) GetRanges() []*ByteRange {
@@ -5843,15 +6195,55 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03nqn\x18\x03 \x01(\tR\x03nqn\x12'\n" +
 	"\x06portal\x18\x04 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12\x12\n" +
 	"\x04away\x18\x06 \x01(\bR\x04away\x12'\n" +
-	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\x8d\x02\n" +
+	"\x04keys\x18\x05 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"\xca\x02\n" +
 	"\x0eTargetHandover\x12-\n" +
 	"\x06wanted\x18\x01 \x01(\v2\x15.weft.v1.TargetWantedR\x06wanted\x12)\n" +
 	"\adevices\x18\x02 \x03(\v2\x0f.weft.v1.DeviceR\adevices\x12;\n" +
 	"\x06losses\x18\x03 \x03(\v2#.weft.v1.TargetHandover.LossesEntryR\x06losses\x12)\n" +
-	"\aportals\x18\x04 \x03(\v2\x0f.weft.v1.PortalR\aportals\x1a9\n" +
+	"\aportals\x18\x04 \x03(\v2\x0f.weft.v1.PortalR\aportals\x12;\n" +
+	"\vcontrollers\x18\x05 \x03(\v2\x19.weft.v1.PassedControllerR\vcontrollers\x1a9\n" +
 	"\vLossesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa5\x01\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x97\x05\n" +
+	"\x10PassedController\x12\x10\n" +
+	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12'\n" +
+	"\x06portal\x18\x02 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12\x16\n" +
+	"\x06cntlid\x18\x03 \x01(\rR\x06cntlid\x12\x19\n" +
+	"\bhost_nqn\x18\x04 \x01(\tR\ahostNqn\x12\x17\n" +
+	"\ahost_id\x18\x05 \x01(\fR\x06hostId\x12\x14\n" +
+	"\x05since\x18\x06 \x01(\x03R\x05since\x128\n" +
+	"\n" +
+	"namespaces\x18\a \x03(\v2\x18.weft.v1.PassedNamespaceR\n" +
+	"namespaces\x12\x0e\n" +
+	"\x02cc\x18\b \x01(\rR\x02cc\x12\x17\n" +
+	"\akato_ms\x18\t \x01(\rR\x06katoMs\x12C\n" +
+	"\bfeatures\x18\n" +
+	" \x03(\v2'.weft.v1.PassedController.FeaturesEntryR\bfeatures\x12#\n" +
+	"\rhost_behavior\x18\v \x01(\fR\fhostBehavior\x12\x16\n" +
+	"\x06events\x18\f \x01(\rR\x06events\x12\x16\n" +
+	"\x06masked\x18\r \x01(\fR\x06masked\x12\x18\n" +
+	"\awaiting\x18\x0e \x01(\fR\awaiting\x12\x18\n" +
+	"\achanged\x18\x0f \x03(\rR\achanged\x12%\n" +
+	"\x0eevent_requests\x18\x10 \x03(\rR\reventRequests\x12#\n" +
+	"\rwrite_through\x18\x11 \x01(\bR\fwriteThrough\x12,\n" +
+	"\x06queues\x18\x12 \x03(\v2\x14.weft.v1.PassedQueueR\x06queues\x1a;\n" +
+	"\rFeaturesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"Q\n" +
+	"\x0fPassedNamespace\x12\x12\n" +
+	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\"\xe5\x01\n" +
+	"\vPassedQueue\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +
+	"\x04head\x18\x03 \x01(\rR\x04head\x12&\n" +
+	"\x0fno_flow_control\x18\x04 \x01(\bR\rnoFlowControl\x12#\n" +
+	"\rheader_digest\x18\x05 \x01(\bR\fheaderDigest\x12\x1f\n" +
+	"\vdata_digest\x18\x06 \x01(\bR\n" +
+	"dataDigest\x12\x14\n" +
+	"\x05align\x18\a \x01(\rR\x05align\x12\x12\n" +
+	"\x04read\x18\b \x01(\fR\x04read\"\xa5\x01\n" +
 	"\vWantedDrive\x12\x19\n" +
 	"\bdrive_id\x18\x01 \x01(\tR\adriveId\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x12\n" +
@@ -6261,7 +6653,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(LegOriginKind)(0),            // 1: weft.v1.LegOriginKind
@@ -6290,182 +6682,191 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*WantedSpace)(nil),           // 24: weft.v1.WantedSpace
 	(*Discovered)(nil),            // 25: weft.v1.Discovered
 	(*TargetHandover)(nil),        // 26: weft.v1.TargetHandover
-	(*WantedDrive)(nil),           // 27: weft.v1.WantedDrive
-	(*WantedLeg)(nil),             // 28: weft.v1.WantedLeg
-	(*LegOrigin)(nil),             // 29: weft.v1.LegOrigin
-	(*WantedExport)(nil),          // 30: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 31: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 32: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 33: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 34: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 35: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 36: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 37: weft.v1.HealReport
-	(*CopyReport)(nil),            // 38: weft.v1.CopyReport
-	(*InUse)(nil),                 // 39: weft.v1.InUse
-	(*ScrubReport)(nil),           // 40: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 41: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 42: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 43: weft.v1.Copies
-	(*HoldReport)(nil),            // 44: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 45: weft.v1.GaveUp
-	(*LegLink)(nil),               // 46: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 47: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 48: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 49: weft.v1.Scrub
-	(*Hold)(nil),                  // 50: weft.v1.Hold
-	(*WantedLink)(nil),            // 51: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 52: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 53: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 54: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 55: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 56: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 57: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 58: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 59: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 60: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 61: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 62: weft.v1.SupportQuestion
-	(*RangesQuestion)(nil),        // 63: weft.v1.RangesQuestion
-	(*SupportAnswer)(nil),         // 64: weft.v1.SupportAnswer
-	(*RangesAnswer)(nil),          // 65: weft.v1.RangesAnswer
-	nil,                           // 66: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 67: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 68: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 69: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 70: weft.v1.Portal
-	(*Device)(nil),                // 71: weft.v1.Device
-	(*Problem)(nil),               // 72: weft.v1.Problem
-	(*Extent)(nil),                // 73: weft.v1.Extent
-	(ImageKind)(0),                // 74: weft.v1.ImageKind
-	(*Layout)(nil),                // 75: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 76: google.protobuf.Timestamp
-	(*SnapshotOf)(nil),            // 77: weft.v1.SnapshotOf
-	(*Host)(nil),                  // 78: weft.v1.Host
-	(AttachMode)(0),               // 79: weft.v1.AttachMode
-	(*Place)(nil),                 // 80: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 81: google.protobuf.Duration
-	(LegState)(0),                 // 82: weft.v1.LegState
-	(*ByteRange)(nil),             // 83: weft.v1.ByteRange
+	(*PassedController)(nil),      // 27: weft.v1.PassedController
+	(*PassedNamespace)(nil),       // 28: weft.v1.PassedNamespace
+	(*PassedQueue)(nil),           // 29: weft.v1.PassedQueue
+	(*WantedDrive)(nil),           // 30: weft.v1.WantedDrive
+	(*WantedLeg)(nil),             // 31: weft.v1.WantedLeg
+	(*LegOrigin)(nil),             // 32: weft.v1.LegOrigin
+	(*WantedExport)(nil),          // 33: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 34: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 35: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 36: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 37: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 38: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 39: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 40: weft.v1.HealReport
+	(*CopyReport)(nil),            // 41: weft.v1.CopyReport
+	(*InUse)(nil),                 // 42: weft.v1.InUse
+	(*ScrubReport)(nil),           // 43: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 44: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 45: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 46: weft.v1.Copies
+	(*HoldReport)(nil),            // 47: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 48: weft.v1.GaveUp
+	(*LegLink)(nil),               // 49: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 50: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 51: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 52: weft.v1.Scrub
+	(*Hold)(nil),                  // 53: weft.v1.Hold
+	(*WantedLink)(nil),            // 54: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 55: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 56: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 57: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 58: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 59: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 60: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 61: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 62: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 63: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 64: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 65: weft.v1.SupportQuestion
+	(*RangesQuestion)(nil),        // 66: weft.v1.RangesQuestion
+	(*SupportAnswer)(nil),         // 67: weft.v1.SupportAnswer
+	(*RangesAnswer)(nil),          // 68: weft.v1.RangesAnswer
+	nil,                           // 69: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 70: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 71: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 72: weft.v1.PassedController.FeaturesEntry
+	nil,                           // 73: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 74: weft.v1.Portal
+	(*Device)(nil),                // 75: weft.v1.Device
+	(*Problem)(nil),               // 76: weft.v1.Problem
+	(*Extent)(nil),                // 77: weft.v1.Extent
+	(ImageKind)(0),                // 78: weft.v1.ImageKind
+	(*Layout)(nil),                // 79: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 80: google.protobuf.Timestamp
+	(*SnapshotOf)(nil),            // 81: weft.v1.SnapshotOf
+	(*Host)(nil),                  // 82: weft.v1.Host
+	(AttachMode)(0),               // 83: weft.v1.AttachMode
+	(*Place)(nil),                 // 84: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 85: google.protobuf.Duration
+	(LegState)(0),                 // 86: weft.v1.LegState
+	(*ByteRange)(nil),             // 87: weft.v1.ByteRange
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	11,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	12,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	66,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	70,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	71,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	69,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	74,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	75,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	15,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	20,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	21,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	22,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	72,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	76,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	10,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	18,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
 	16,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	73,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	73,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	73,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	73,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	77,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	77,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	77,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	77,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	19,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	74,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	75,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	67,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	76,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	77,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
-	27,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	28,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	78,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	79,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	70,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	80,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	81,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	30,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	31,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	21,  // 27: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	30,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	33,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	10,  // 29: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
 	24,  // 30: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
 	25,  // 31: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	73,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	70,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	31,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	77,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	74,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	34,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
 	23,  // 35: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	71,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	68,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	70,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	73,  // 39: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	19,  // 40: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	74,  // 41: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	29,  // 42: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
-	1,   // 43: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	78,  // 44: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	32,  // 45: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	31,  // 46: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	69,  // 47: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	78,  // 48: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	36,  // 49: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	72,  // 50: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	34,  // 51: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	10,  // 52: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	35,  // 53: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	2,   // 54: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	46,  // 55: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	45,  // 56: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	44,  // 57: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	39,  // 58: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	40,  // 59: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	38,  // 60: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	37,  // 61: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	42,  // 62: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	42,  // 63: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	41,  // 64: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	43,  // 65: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	43,  // 66: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	3,   // 67: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	4,   // 68: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	5,   // 69: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	6,   // 70: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	48,  // 71: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	10,  // 72: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	75,  // 73: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	79,  // 74: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	51,  // 75: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	50,  // 76: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	49,  // 77: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	80,  // 78: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	41,  // 79: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	81,  // 80: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	82,  // 81: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	70,  // 82: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	31,  // 83: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	78,  // 84: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	53,  // 85: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	7,   // 86: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	76,  // 87: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	56,  // 88: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,   // 89: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	59,  // 90: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	60,  // 91: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	60,  // 92: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	60,  // 93: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	60,  // 94: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	60,  // 95: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	63,  // 96: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
-	9,   // 97: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	65,  // 98: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
-	83,  // 99: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
-	13,  // 100: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	33,  // 101: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	52,  // 102: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	55,  // 103: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	58,  // 104: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	64,  // 105: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 106: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	47,  // 107: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	54,  // 108: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	57,  // 109: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	61,  // 110: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	62,  // 111: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	106, // [106:112] is the sub-list for method output_type
-	100, // [100:106] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	75,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	71,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	74,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	27,  // 39: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
+	74,  // 40: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
+	28,  // 41: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
+	72,  // 42: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
+	29,  // 43: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
+	77,  // 44: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	19,  // 45: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	78,  // 46: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	32,  // 47: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
+	1,   // 48: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
+	82,  // 49: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	35,  // 50: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	34,  // 51: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	73,  // 52: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	82,  // 53: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	39,  // 54: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	76,  // 55: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	37,  // 56: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 57: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	38,  // 58: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 59: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	49,  // 60: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	48,  // 61: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	47,  // 62: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	42,  // 63: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	43,  // 64: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	41,  // 65: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	40,  // 66: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	45,  // 67: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	45,  // 68: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	44,  // 69: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	46,  // 70: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	46,  // 71: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 72: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 73: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 74: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 75: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	51,  // 76: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 77: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	79,  // 78: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	83,  // 79: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	54,  // 80: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	53,  // 81: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	52,  // 82: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	84,  // 83: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	44,  // 84: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	85,  // 85: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	86,  // 86: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	74,  // 87: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	34,  // 88: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	82,  // 89: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	56,  // 90: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 91: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	80,  // 92: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	59,  // 93: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 94: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	62,  // 95: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	63,  // 96: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	63,  // 97: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	63,  // 98: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	63,  // 99: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	63,  // 100: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	66,  // 101: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 102: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	68,  // 103: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	87,  // 104: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 105: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	36,  // 106: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	55,  // 107: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	58,  // 108: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	61,  // 109: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	67,  // 110: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 111: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	50,  // 112: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	57,  // 113: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	60,  // 114: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	64,  // 115: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	65,  // 116: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	111, // [111:117] is the sub-list for method output_type
+	105, // [105:111] is the sub-list for method input_type
+	105, // [105:105] is the sub-list for extension type_name
+	105, // [105:105] is the sub-list for extension extendee
+	0,   // [0:105] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -6474,14 +6875,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[32].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   60,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

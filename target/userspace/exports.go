@@ -45,7 +45,7 @@ func NewExports(log *slog.Logger, listen func(block.Portal) (net.Listener, error
 		listen = Listen
 	}
 	s := &server{
-		target: target, listen: listen, device: device,
+		target: target, log: log, listen: listen, device: device,
 		subsystems: map[string]*controller.Subsystem{}, ports: map[uint16]*openPort{}, spaces: map[spaceKey]*space{},
 		inherited: map[block.Portal]*inherited{}, settled: make(chan struct{}),
 	}
@@ -104,6 +104,7 @@ func Listen(p block.Portal) (net.Listener, error) {
 // server implements memfs.Server: it does with the target what the kernel would do.
 type server struct {
 	target *controller.Target
+	log    *slog.Logger
 	listen func(block.Portal) (net.Listener, error)
 	device func(path string) (block.Device, error)
 
@@ -113,6 +114,7 @@ type server struct {
 	spaces     map[spaceKey]*space
 	paths      map[block.NQN]int
 	inherited  map[block.Portal]*inherited // not used yet
+	passed     []Controller                // not served yet
 	settled    chan struct{}               // closed when they accept connections
 }
 

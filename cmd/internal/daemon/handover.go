@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,6 +53,9 @@ const predecessorVariable = "WEFT_PREDECESSOR"
 
 // Successor is the next process of this daemon. It is ready, and waits.
 type Successor struct {
+	// Connections says that it takes connections: it is of a version that does.
+	Connections bool
+
 	process *os.Process
 	conn    *net.UnixConn
 	ended   <-chan struct{}
@@ -82,7 +86,7 @@ func StartSuccessor(ctx context.Context, program, note string) (*Successor, erro
 		defer close(ended)
 		cmd.Wait() //nolint:errcheck // the end of the connection tells
 	}()
-	s := &Successor{cmd.Process, conn, ended}
+	s := &Successor{process: cmd.Process, conn: conn, ended: ended}
 	if err := s.ready(ctx); err != nil {
 		s.Abandon()
 		return nil, fmt.Errorf("the next process, %s, is not ready: %w", program, err)
@@ -108,12 +112,21 @@ func connOf(fd int) (*net.UnixConn, error) {
 func (s *Successor) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyFor, fmt.Errorf("not within %v", readyFor))
 	defer cancel()
-	_, err := readFull(ctx, s.conn, make([]byte, 1))
+	says := make([]byte, 1)
+	_, err := readFull(ctx, s.conn, says)
 	if errors.Is(err, io.EOF) {
 		return errors.New("it has ended")
 	}
+	s.Connections = says[0] >= takesConnections
 	return err
 }
+
+// What the next process says when it is ready. The first versions say 1, and take no connections and no
+// more files than one message carries.
+const takesConnections = 2
+
+// maxFiles is how many files one message carries; the kernel takes 253.
+const maxFiles = 250
 
 // interrupted ends the reads of a connection when ctx ends, until it is stopped.
 func interrupted(ctx context.Context, c *net.UnixConn) (stop func() bool) {
@@ -151,13 +164,25 @@ func (s *Successor) give(message []byte, files []*os.File) error {
 	if err != nil {
 		return err
 	}
-	var rights []byte
-	if len(fds) > 0 {
-		rights = unix.UnixRights(fds...)
+	parts := slices.Collect(slices.Chunk(fds, maxFiles))
+	if len(parts) == 0 {
+		parts = [][]int{nil}
 	}
-	head := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
-	if _, _, err := s.conn.WriteMsgUnix(head, rights, nil); err != nil {
-		return err
+	if !s.Connections && len(parts) > 1 {
+		return fmt.Errorf("it takes %d files at most, and there are %d", maxFiles, len(fds))
+	}
+	head := binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, uint32(len(message))), uint32(len(parts)-1))
+	for i, part := range parts {
+		var rights []byte
+		if len(part) > 0 {
+			rights = unix.UnixRights(part...)
+		}
+		if i > 0 {
+			head = []byte{1}
+		}
+		if _, _, err := s.conn.WriteMsgUnix(head, rights, nil); err != nil {
+			return err
+		}
 	}
 	if _, err := s.conn.Write(message); err != nil {
 		return err
@@ -245,33 +270,48 @@ func (p *Predecessor) Accept() error {
 }
 
 func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.File, err error) {
-	if _, err := p.conn.Write([]byte{1}); err != nil {
+	if _, err := p.conn.Write([]byte{takesConnections}); err != nil {
 		return nil, nil, err
 	}
 	defer interrupted(ctx, p.conn)()
-	head, rights := make([]byte, 8), make([]byte, unix.CmsgSpace(4*253)) // the kernel's limit
-	n, oobn, _, _, err := p.conn.ReadMsgUnix(head, rights)
-	switch {
-	case ctx.Err() != nil:
-		return nil, nil, context.Cause(ctx)
-	case err == nil && n == 0 || errors.Is(err, io.EOF):
-		return nil, nil, errors.New("it has ended without handing over")
-	case err != nil:
-		return nil, nil, err
-	}
-	if files, err = filesOf(rights[:oobn]); err != nil {
+	head := make([]byte, 8)
+	files, err = p.receive(ctx, head)
+	if err != nil {
 		return nil, files, err
 	}
-	if _, err := readFull(ctx, p.conn, head[n:]); err != nil {
-		return nil, files, err
-	}
-	size := binary.LittleEndian.Uint64(head)
+	size := binary.LittleEndian.Uint32(head)
 	if size > maxHandover {
 		return nil, files, fmt.Errorf("a message of %d bytes", size)
+	}
+	for range binary.LittleEndian.Uint32(head[4:]) {
+		more, err := p.receive(ctx, make([]byte, 1))
+		files = append(files, more...)
+		if err != nil {
+			return nil, files, err
+		}
 	}
 	message = make([]byte, size)
 	_, err = readFull(ctx, p.conn, message)
 	return message, files, err
+}
+
+// receive fills b, and returns the files that came with it.
+func (p *Predecessor) receive(ctx context.Context, b []byte) (files []*os.File, err error) {
+	rights := make([]byte, unix.CmsgSpace(4*253)) // the kernel's limit
+	n, oobn, _, _, err := p.conn.ReadMsgUnix(b, rights)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err == nil && n == 0 || errors.Is(err, io.EOF):
+		return nil, errors.New("it has ended without handing over")
+	case err != nil:
+		return nil, err
+	}
+	if files, err = filesOf(rights[:oobn]); err != nil {
+		return files, err
+	}
+	_, err = readFull(ctx, p.conn, b[n:])
+	return files, err
 }
 
 // filesOf returns the files that came with a message.

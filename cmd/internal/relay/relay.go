@@ -161,7 +161,7 @@ func (r *Target) end(ctx context.Context) error {
 		next.Abandon()
 		return estate.Close()
 	}
-	message, sockets, err := estate.Pack()
+	message, sockets, err := estate.Pack(next.Connections)
 	if err != nil {
 		next.Abandon()
 		return err

@@ -45,6 +45,7 @@ type association struct {
 	kato     time.Duration
 	timer    *beat.Ticker
 	quiet    time.Duration // since the last arrival
+	passing  bool          // to another process: nothing changes any more, see Target.Pass
 	events   events
 	features features
 }
@@ -195,6 +196,8 @@ func (a *association) join(c *conn, id uint16) error {
 	switch {
 	case a.dead.Load():
 		return ErrClosed
+	case a.passing:
+		return errPassing
 	case a.queues[id] != nil:
 		return ErrExists
 	}

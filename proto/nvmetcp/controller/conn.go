@@ -65,11 +65,15 @@ type conn struct {
 	// memoryLimit is the limit of asked.
 	memoryLimit int
 	closing     bool
-	quiet       sync.Cond // signaled when the token is free
+	quiet       sync.Cond         // signaled when the token is free, and by close
+	rested      bool              // its reader has left it for another process: see Target.Pass
+	passed      bool              // the socket is another's
+	deferred    []nvmetcp.Command // not begun, for the other process
 
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
 	dead    atomic.Bool   // closed: no more commands go to a Device
+	passing atomic.Bool   // another process is to take it over: see Target.Pass
 	partial atomic.Int64  // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
 	stuck   atomic.Int64  // when the peer last accepted some of the waiting data; 0: nothing waits
 	owes    atomic.Int64  // when the peer was asked for data, or last sent some of that; 0: it owes none
@@ -132,8 +136,13 @@ func (c *conn) serve() {
 	defer close(c.done)
 	defer c.release()
 	defer c.awaitSender()
-	c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
+	if c.bound.Load() == nil { // not taken over
+		c.sock.SetReadDeadline(time.Now().Add(c.t.cfg.HandshakeTimeout))
+	}
 	err := c.loop()
+	if errors.Is(err, errPassing) {
+		return
+	}
 	c.flushLast(err)
 	c.dead.Store(true)
 	if q := c.bound.Load(); q != nil {
@@ -150,6 +159,9 @@ func (c *conn) serve() {
 // loop reads and processes PDUs until an error ends the connection.
 func (c *conn) loop() error {
 	for {
+		if c.passing.Load() && c.rests() {
+			return errPassing
+		}
 		pdu, err := c.r.Next()
 		if err != nil {
 			return err
@@ -177,6 +189,9 @@ func (c *conn) ReadBoth(p, q []byte) (int, error) {
 	}
 	c.rest()
 	n, err := c.sock.ReadBoth(p, q)
+	if err != nil && c.passing.Load() {
+		n, err = c.readOn(p, q, err)
+	}
 	c.pace.End(c.sock.Idled())
 	c.mu.Lock()
 	c.reading = true
@@ -234,12 +249,15 @@ func (c *conn) rest() {
 // dropped.
 func (c *conn) close() {
 	c.dead.Store(true)
-	c.sock.Close()
 	c.mu.Lock()
+	if !c.passed {
+		c.sock.Close()
+	}
 	if !c.closing {
 		c.closing = true
 		close(c.shut)
 	}
+	c.quiet.Broadcast()
 	for i := range c.out {
 		c.out[i] = outgoing{}
 	}

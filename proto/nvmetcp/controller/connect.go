@@ -179,6 +179,9 @@ func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetc
 		return &connectError{nvmetcp.CommandSequenceError | dnr, 0, "the controller is not enabled"}
 	}
 	if err := a.join(c, cmd.QueueID); err != nil {
+		if errors.Is(err, errPassing) {
+			c.close() // without an answer, after which the host would give up
+		}
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "the queue is connected already, or the controller is gone")
 	}
 	c.bind(r, a, cmd, s.keysOf(a))

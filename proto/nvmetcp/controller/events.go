@@ -8,7 +8,8 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// event is something that Asynchronous Event Requests report to hosts.
+// event is something that Asynchronous Event Requests report to hosts. A process passes the values on to
+// the next one (Passed): they stay.
 type event uint8
 
 const (
@@ -65,7 +66,7 @@ func (a *association) notifyLocked(e event) {
 // tellLocked answers event requests while there are both events and requests.
 func (a *association) tellLocked() {
 	ev := &a.events
-	for len(ev.requests) > 0 && len(ev.queued) > 0 {
+	for len(ev.requests) > 0 && len(ev.queued) > 0 && !a.passing {
 		r, e := ev.requests[0], ev.queued[0]
 		ev.requests, ev.queued = ev.requests[1:], ev.queued[1:]
 		r.result = uint64(wire[e].Encode())

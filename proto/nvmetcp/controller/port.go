@@ -193,6 +193,11 @@ func (p *Port) admit(nc net.Conn) {
 		return
 	}
 	p.accepting.Add(1)
+	p.start(c)
+}
+
+// start serves c, which the port waits for.
+func (p *Port) start(c *conn) {
 	go func() {
 		defer p.accepting.Done()
 		defer p.t.limiter.remove(c)

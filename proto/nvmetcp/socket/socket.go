@@ -101,6 +101,18 @@ func (c *Conn) Owed(yes bool) {
 	}
 }
 
+// Leave undoes what Reads have set on the socket, before somebody else reads from it. The goroutine that
+// reads calls it, or one after that has ended.
+func (c *Conn) Leave() {
+	if c.raw == nil {
+		return
+	}
+	_ = c.raw.Control(func(fd uintptr) { // it fails if the socket is closed
+		c.speak(fd)
+		c.watch(fd, false)
+	})
+}
+
 // Read implements io.Reader.
 func (c *Conn) Read(p []byte) (int, error) { return c.ReadBoth(p, nil) }
 
