@@ -49,8 +49,8 @@ func (p *kernelPath) told() []support.File {
 func controllersTold(all []fabrics.Controller) string {
 	var b strings.Builder
 	for _, c := range all {
-		fmt.Fprintf(&b, "%s %s %s traddr %s trsvcid %s host-traddr %s host-iface %s src-addr %s subsystem %s host %s fails-fast %v\n", c.Name, c.State, c.Transport,
-			c.Address.Traddr, c.Address.Trsvcid, c.Address.HostTraddr, c.Address.HostIface, c.Address.SrcAddr, c.NQN, c.HostNQN, c.FailsFast)
+		fmt.Fprintf(&b, "%s %s %s traddr %s trsvcid %s host-traddr %s host-iface %s subsystem %s host %s fails-fast %v\n", c.Name, c.State, c.Transport,
+			c.Address.Traddr, c.Address.Trsvcid, c.Address.HostTraddr, c.Address.HostIface, c.NQN, c.HostNQN, c.FailsFast)
 	}
 	return b.String()
 }

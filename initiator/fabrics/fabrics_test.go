@@ -53,7 +53,7 @@ func addSubsystem(files map[string]string, s, c int, state string, heads map[int
 	files[ctl+"subsysnqn"] = string(testNQN)
 	files[ctl+"state"] = state
 	files[ctl+"transport"] = "tcp"
-	files[ctl+"address"] = "traddr=192.0.2.1,trsvcid=4420,src_addr=192.0.2.9"
+	files[ctl+"uevent"] = "MAJOR=244\nNVME_TRTYPE=tcp\nNVME_TRADDR=192.0.2.1\nNVME_TRSVCID=4420\nNVME_HOST_TRADDR=none\nNVME_HOST_IFACE=eth0"
 	files[ctl+"hostnqn"] = string(testHost.NQN)
 	files[ctl+"hostid"] = testHost.ID.String()
 	for i, uuid := range heads {
@@ -133,7 +133,7 @@ func TestControllersAreRead(t *testing.T) {
 	got, err := tree(t, files).Controllers()
 	want := []Controller{{
 		Name: "nvme3", Instance: 3, State: "deleting (no IO)", Transport: block.TCP, NQN: testNQN, HostNQN: testHost.NQN, HostID: testHost.ID.String(),
-		Address: Address{Traddr: "192.0.2.1", Trsvcid: "4420", SrcAddr: "192.0.2.9"},
+		Address: Address{Traddr: "192.0.2.1", Trsvcid: "4420", HostIface: "eth0"},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("Controllers = %v (-want +got)\n%s", err, diff)
@@ -348,8 +348,8 @@ func TestEventsOfOthersAreSkipped(t *testing.T) {
 
 func FuzzAddress(f *testing.F) {
 	for _, seed := range []string{
-		"traddr=192.0.2.1,trsvcid=4420,src_addr=192.0.2.9", "traddr=2001:db8::1,trsvcid=4420,host_traddr=::,host_iface=eth0",
-		"", ",,=,=", "0000:00:04.0", "traddr=fe80::1%eth0,trsvcid=x",
+		"NVME_TRADDR=192.0.2.1\nNVME_TRSVCID=4420\n", "NVME_TRADDR=2001:db8::1\nNVME_TRSVCID=4420\nNVME_HOST_TRADDR=::\nNVME_HOST_IFACE=eth0",
+		"", "\n\n=\n=", "NVME_TRTYPE=pcie", "NVME_TRADDR=fe80::1%eth0\nNVME_TRSVCID=x",
 	} {
 		f.Add(seed)
 	}

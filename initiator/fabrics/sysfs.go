@@ -46,25 +46,25 @@ func (c Controller) Portal() block.Portal {
 	return block.Portal{Transport: c.Transport, Address: c.Address.Traddr, Port: uint16(port)}
 }
 
-// Address is a controller's address file: "traddr=192.0.2.1,trsvcid=4420,src_addr=192.0.2.9".
+// Address is where a controller is, as its uevent file says.
 type Address struct {
 	Traddr     string
 	Trsvcid    string
 	HostTraddr string
 	HostIface  string
-	SrcAddr    string // only while live, from 6.1 on
 }
 
-// ParseAddress parses an address file. It skips unknown words, since newer kernels add some.
+// ParseAddress finds the address in a controller's uevent file (nvme_class_uevent in
+// drivers/nvme/host/core.c). The address file says the same, and the source address of a live connection:
+// for that Linux looks at the socket, and 6.1 panics in kernel_getsockname if the socket goes meanwhile.
 func ParseAddress(text string) Address {
 	var a Address
 	fields := map[string]*string{
-		"traddr": &a.Traddr, "trsvcid": &a.Trsvcid, "host_traddr": &a.HostTraddr,
-		"host_iface": &a.HostIface, "src_addr": &a.SrcAddr,
+		"NVME_TRADDR": &a.Traddr, "NVME_TRSVCID": &a.Trsvcid, "NVME_HOST_TRADDR": &a.HostTraddr, "NVME_HOST_IFACE": &a.HostIface,
 	}
-	for word := range strings.SplitSeq(strings.TrimSpace(text), ",") {
-		key, value, _ := strings.Cut(word, "=")
-		if field := fields[key]; field != nil {
+	for line := range strings.Lines(text) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if field := fields[key]; field != nil && value != "none" {
 			*field = value
 		}
 	}
@@ -146,9 +146,9 @@ func (t *Tree) controller(name string) (Controller, error) {
 		return c, err
 	}
 	c.NQN, c.State = block.NQN(nqn), state
-	// A PCI controller has no such attributes.
+	// A PCI controller has none of these.
 	transport, _ := t.read(dir + "transport")
-	address, _ := t.read(dir + "address")
+	address, _ := t.read(dir + "uevent")
 	hostNQN, _ := t.read(dir + "hostnqn")
 	c.HostID, _ = t.read(dir + "hostid")
 	if c.Transport = block.Transport(transport); c.Transport == block.RDMA {
