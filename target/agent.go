@@ -388,6 +388,7 @@ func (a *Agent) inventory(ctx context.Context, drives *openDrives) error {
 	timer := beat.NewTicker(scanEvery)
 	defer timer.Stop()
 	a.takeDrives(ctx, drives)
+	a.awaitExports(ctx) // hosts wait for them, and a scan takes processors
 	for {
 		a.scan(ctx, drives)
 		poke(a.wake)

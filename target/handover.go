@@ -176,15 +176,25 @@ func (a *Agent) takeDrives(ctx context.Context, drives *openDrives) {
 	}
 }
 
-// awaitSettled waits until the exports of the previous process are there again.
-func (a *Agent) awaitSettled(ctx context.Context) {
-	began := time.Now()
-	late := time.NewTimer(takeOverFor)
-	defer late.Stop()
+// awaitExports waits until the exports of the previous process are there again, and reports whether they
+// are late: it waits for takeOverFor at most.
+func (a *Agent) awaitExports(ctx context.Context) (late bool) {
+	timer := time.NewTimer(takeOverFor)
+	defer timer.Stop()
 	select {
 	case <-a.settled:
+		return false
 	case <-ctx.Done():
-	case <-late.C:
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// awaitSettled waits until the exports of the previous process are there again, and lets hosts in.
+func (a *Agent) awaitSettled(ctx context.Context) {
+	began := time.Now()
+	if a.awaitExports(ctx) {
 		a.settle()
 	}
 	if a.letIn != nil && ctx.Err() == nil {
