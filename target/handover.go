@@ -119,7 +119,7 @@ func (a *Agent) Inherit(e Estate) error {
 	} else if err := a.kernel.adopt(e); err != nil {
 		return errors.Join(fmt.Errorf("take over from the previous process: %w", err), e.Close(), Estate{listeners: a.takeDiscovery()}.Close())
 	}
-	a.estate, a.wanted, a.letIn = e, e.told.GetWanted(), a.kernel.settle
+	a.estate, a.wanted, a.letIn = Estate{told: e.told}, e.told.GetWanted(), a.kernel.settle
 	a.settled = make(chan struct{})
 	if a.wanted == nil { // the manager has not spoken yet
 		a.settle()

@@ -73,7 +73,7 @@ func TestAnEstateKeepsConnections(t *testing.T) {
 	portal := block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: 4420, Rail: "a"}
 	c := userspace.Controller{Portal: portal, Passed: controller.Passed{
 		Subsystem: "nqn.2026-11.dev.weft:test", ID: 9, Host: block.Host{NQN: "nqn.2014-08.org.nvmexpress:uuid:a", ID: block.UUID{1}},
-		Since: time.Unix(3, 4), Spaces: map[uint32]controller.PassedSpace{1: {UUID: block.UUID{2}, Blocks: 5}}, Config: 6,
+		Since: time.Unix(3, 4), Spaces: map[uint32]controller.PassedSpace{1: {UUID: block.UUID{2}, Blocks: 5, BlockSize: 512, ReadOnly: true}}, MDTS: 18, InCapsule: 19, Config: 6,
 		KeepAlive: 7 * time.Second, Settings: map[uint8]uint32{8: 9}, Behavior: []byte{10}, Events: 11, Masked: []uint8{1},
 		Waiting: []uint8{0}, Changed: []uint32{12}, Requests: []uint16{13}, WriteThrough: true,
 	}}

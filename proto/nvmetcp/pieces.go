@@ -34,9 +34,11 @@ func (r *Reader) Grow(n int) {
 	r.buf, r.start = buf, 0
 }
 
-// Rest returns the bytes that have been read and belong to no PDU that Next has returned. ok is false
-// inside a PDU.
-func (r *Reader) Rest() (b []byte, ok bool) { return bytes.Clone(r.buf[r.start:r.end]), r.pending == 0 }
+// Between reports whether everything of the PDUs that Next has returned has been handed out or skipped.
+func (r *Reader) Between() bool { return r.pending == 0 }
+
+// Rest returns the bytes that have been read and, between two PDUs, belong to none that Next has returned.
+func (r *Reader) Rest() []byte { return bytes.Clone(r.buf[r.start:r.end]) }
 
 // Preload makes b the first bytes to be read. Nothing must have been read yet.
 func (r *Reader) Preload(b []byte) {

@@ -2312,7 +2312,9 @@ type PassedController struct {
 	Changed       []uint32               `protobuf:"varint,15,rep,packed,name=changed,proto3" json:"changed,omitempty"`                                  // NSIDs
 	EventRequests []uint32               `protobuf:"varint,16,rep,packed,name=event_requests,json=eventRequests,proto3" json:"event_requests,omitempty"` // command ids
 	WriteThrough  bool                   `protobuf:"varint,17,opt,name=write_through,json=writeThrough,proto3" json:"write_through,omitempty"`
-	Queues        []*PassedQueue         `protobuf:"bytes,18,rep,name=queues,proto3" json:"queues,omitempty"` // in the order of the connections
+	Queues        []*PassedQueue         `protobuf:"bytes,18,rep,name=queues,proto3" json:"queues,omitempty"`                         // in the order of the connections
+	Mdts          uint64                 `protobuf:"varint,19,opt,name=mdts,proto3" json:"mdts,omitempty"`                            // bytes
+	InCapsule     uint64                 `protobuf:"varint,20,opt,name=in_capsule,json=inCapsule,proto3" json:"in_capsule,omitempty"` // bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2473,12 +2475,28 @@ func (x *PassedController) GetQueues() []*PassedQueue {
 	return nil
 }
 
+func (x *PassedController) GetMdts() uint64 {
+	if x != nil {
+		return x.Mdts
+	}
+	return 0
+}
+
+func (x *PassedController) GetInCapsule() uint64 {
+	if x != nil {
+		return x.InCapsule
+	}
+	return 0
+}
+
 // PassedNamespace is a namespace as the host of a PassedController knows it.
 type PassedNamespace struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nsid          uint32                 `protobuf:"varint,1,opt,name=nsid,proto3" json:"nsid,omitempty"`
 	Uuid          []byte                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Blocks        uint64                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	BlockSize     uint64                 `protobuf:"varint,4,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"` // bytes
+	ReadOnly      bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2532,6 +2550,20 @@ func (x *PassedNamespace) GetBlocks() uint64 {
 		return x.Blocks
 	}
 	return 0
+}
+
+func (x *PassedNamespace) GetBlockSize() uint64 {
+	if x != nil {
+		return x.BlockSize
+	}
+	return 0
+}
+
+func (x *PassedNamespace) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
 }
 
 // PassedQueue is a queue of a PassedController.
@@ -6204,7 +6236,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vcontrollers\x18\x05 \x03(\v2\x19.weft.v1.PassedControllerR\vcontrollers\x1a9\n" +
 	"\vLossesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x97\x05\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xca\x05\n" +
 	"\x10PassedController\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12'\n" +
 	"\x06portal\x18\x02 \x01(\v2\x0f.weft.v1.PortalR\x06portal\x12\x16\n" +
@@ -6226,14 +6258,20 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\achanged\x18\x0f \x03(\rR\achanged\x12%\n" +
 	"\x0eevent_requests\x18\x10 \x03(\rR\reventRequests\x12#\n" +
 	"\rwrite_through\x18\x11 \x01(\bR\fwriteThrough\x12,\n" +
-	"\x06queues\x18\x12 \x03(\v2\x14.weft.v1.PassedQueueR\x06queues\x1a;\n" +
+	"\x06queues\x18\x12 \x03(\v2\x14.weft.v1.PassedQueueR\x06queues\x12\x12\n" +
+	"\x04mdts\x18\x13 \x01(\x04R\x04mdts\x12\x1d\n" +
+	"\n" +
+	"in_capsule\x18\x14 \x01(\x04R\tinCapsule\x1a;\n" +
 	"\rFeaturesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\rR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"Q\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x8d\x01\n" +
 	"\x0fPassedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\fR\x04uuid\x12\x16\n" +
-	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\"\xe5\x01\n" +
+	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\x12\x1d\n" +
+	"\n" +
+	"block_size\x18\x04 \x01(\x04R\tblockSize\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\"\xe5\x01\n" +
 	"\vPassedQueue\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\rR\x04size\x12\x12\n" +

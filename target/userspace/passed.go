@@ -23,12 +23,13 @@ func (c Controller) Message() *pb.PassedController {
 		Portal: &pb.Portal{Transport: pb.Transport_TRANSPORT_TCP, Address: c.Portal.Address, Port: uint32(c.Portal.Port), Rail: c.Portal.Rail},
 		Cc:     c.Config, KatoMs: uint32(c.KeepAlive.Milliseconds()), Features: map[uint32]uint32{}, HostBehavior: c.Behavior,
 		Events: c.Events, Masked: c.Masked, Waiting: c.Waiting, Changed: c.Changed, WriteThrough: c.WriteThrough,
+		Mdts: uint64(c.MDTS), InCapsule: uint64(c.InCapsule),
 	}
 	for id, v := range c.Settings {
 		m.Features[uint32(id)] = v
 	}
 	for nsid, s := range c.Spaces {
-		m.Namespaces = append(m.Namespaces, &pb.PassedNamespace{Nsid: nsid, Uuid: s.UUID[:], Blocks: s.Blocks})
+		m.Namespaces = append(m.Namespaces, &pb.PassedNamespace{Nsid: nsid, Uuid: s.UUID[:], Blocks: s.Blocks, BlockSize: uint64(s.BlockSize), ReadOnly: s.ReadOnly})
 	}
 	slices.SortFunc(m.Namespaces, func(a, b *pb.PassedNamespace) int { return cmp.Compare(a.GetNsid(), b.GetNsid()) })
 	for _, cid := range c.Requests {
@@ -50,6 +51,7 @@ func ControllerOf(m *pb.PassedController, portal block.Portal, sockets []*os.Fil
 		Subsystem: block.NQN(m.GetNqn()), ID: uint16(m.GetCntlid()), Since: time.Unix(0, m.GetSince()), Spaces: map[uint32]controller.PassedSpace{},
 		Config: m.GetCc(), KeepAlive: time.Duration(m.GetKatoMs()) * time.Millisecond, Settings: map[uint8]uint32{}, Behavior: m.GetHostBehavior(),
 		Events: m.GetEvents(), Masked: m.GetMasked(), Waiting: m.GetWaiting(), Changed: m.GetChanged(), WriteThrough: m.GetWriteThrough(),
+		MDTS: block.Size(m.GetMdts()), InCapsule: block.Size(m.GetInCapsule()),
 	}}
 	defer func() {
 		if retErr != nil {
@@ -64,7 +66,7 @@ func ControllerOf(m *pb.PassedController, portal block.Portal, sockets []*os.Fil
 		c.Settings[uint8(id)] = v
 	}
 	for _, n := range m.GetNamespaces() {
-		s := controller.PassedSpace{Blocks: n.GetBlocks()}
+		s := controller.PassedSpace{Blocks: n.GetBlocks(), BlockSize: block.Size(n.GetBlockSize()), ReadOnly: n.GetReadOnly()}
 		if !exactly(s.UUID[:], n.GetUuid()) {
 			return c, fmt.Errorf("a UUID of %d bytes", len(n.GetUuid()))
 		}

@@ -3,7 +3,9 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -170,5 +172,52 @@ func TestAStoppedDaemonStartsNoHandover(t *testing.T) {
 	if s, err := StartSuccessor(ctx, os.Args[0], "writes"); err == nil {
 		s.Abandon()
 		t.Error("a handover began after the daemon was stopped")
+	}
+}
+
+// Any number of files is given, in order; one message of the kernel carries 253.
+func TestManyFilesAreGiven(t *testing.T) {
+	for _, n := range []int{0, 1, maxFiles, maxFiles + 1, 4 * maxFiles} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, err := connOf(pair[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		far, err := connOf(pair[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, p := &Successor{conn: near}, &Predecessor{conn: far}
+		var files []*os.File
+		for range n {
+			f, err := os.CreateTemp(t.TempDir(), "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			files = append(files, f)
+		}
+		message := bytes.Repeat([]byte{7}, 1<<20)
+		given := make(chan error, 1)
+		go func() { given <- errors.Join(s.ready(t.Context()), s.give(message, files)) }()
+		got, back, err := p.Take(t.Context())
+		if err := errors.Join(err, p.Accept(), <-given); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, message) || len(back) != n {
+			t.Fatalf("%d of %d files came, with a message of %d bytes", len(back), n, len(got))
+		}
+		for i, f := range back {
+			is, err1 := f.Stat()
+			was, err2 := files[i].Stat()
+			if err := errors.Join(err1, err2); err != nil || !os.SameFile(is, was) {
+				t.Errorf("file %d is another one (%v)", i, err)
+			}
+			f.Close()
+		}
+		near.Close()
 	}
 }

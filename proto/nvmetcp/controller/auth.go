@@ -23,6 +23,7 @@ type proof struct {
 	keys     Host // without a HostKey there is nothing to prove
 	machine  *dhchap.Controller
 	attempts int
+	open     bool   // a transaction is under way
 	reply    []byte // waits for Authentication Receive
 	err      error  // why the transaction failed; the reply says so, then the connection ends
 }
@@ -83,7 +84,7 @@ func (r *request) authSend() {
 		}
 	}
 	reply, done, err := p.machine.Step(r.data)
-	p.reply, p.err = reply, err
+	p.reply, p.err, p.open = reply, err, !done && err == nil
 	if done && q.id == 0 && !q.proven {
 		if err := q.ctrl.replace(); err != nil {
 			p.reply, p.err = nil, err

@@ -53,8 +53,7 @@ func (c *conn) fetch(r *request, p *nvmetcp.PDU, n, size int, then func(*request
 		return c.fromCapsule(r, int(p.DataLen), int(sgl.Address), n, size, then)
 	case nvmetcp.SGLTransport:
 		if c.passing.Load() {
-			c.postpone(r)
-			return nil
+			return c.postpone(r)
 		}
 		r.then, r.want = then, n
 		c.withMemory(r, size, (*request).askForData)

@@ -159,7 +159,7 @@ func (c *conn) serve() {
 // loop reads and processes PDUs until an error ends the connection.
 func (c *conn) loop() error {
 	for {
-		if c.passing.Load() && c.rests() {
+		if c.passing.Load() && c.r.Between() && c.rests() { // inside a PDU that was refused, Next skips its data
 			return errPassing
 		}
 		pdu, err := c.r.Next()
@@ -250,9 +250,7 @@ func (c *conn) rest() {
 func (c *conn) close() {
 	c.dead.Store(true)
 	c.mu.Lock()
-	if !c.passed {
-		c.sock.Close()
-	}
+	passed := c.passed
 	if !c.closing {
 		c.closing = true
 		close(c.shut)
@@ -263,6 +261,9 @@ func (c *conn) close() {
 	}
 	c.out, c.waiting = nil, nil
 	c.mu.Unlock()
+	if !passed { // not under c.mu: Close waits for the reader, which may be in expecting
+		c.sock.Close()
+	}
 }
 
 // receive processes one PDU.

@@ -45,14 +45,23 @@ type Passed struct {
 	Changed   []uint32               // NSIDs that the log of changed namespaces has
 	Requests  []uint16               // command ids of its Asynchronous Event Requests
 	Queues    []PassedQueue          // the admin queue first
+	MDTS      block.Size             // largest transfer
+	InCapsule block.Size             // largest data in a capsule
 
 	WriteThrough bool // the host has switched the volatile write cache off
 }
 
 // PassedSpace is a namespace as a host knows it.
 type PassedSpace struct {
-	UUID   block.UUID
-	Blocks uint64
+	UUID      block.UUID
+	Blocks    uint64
+	BlockSize block.Size
+	ReadOnly  bool
+}
+
+func (n *namespace) told() PassedSpace {
+	s := n.shape.Load()
+	return PassedSpace{n.cfg.UUID, s.blocks, s.BlockSize, n.cfg.ReadOnly}
 }
 
 // PassedQueue is a queue with its connection.
@@ -126,11 +135,7 @@ func (s *Subsystem) reserved() bool {
 func (a *association) begin() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ev := &a.events
-	switch {
-	case a.dead.Load(), !a.enabled.Load(), a.queues[0] == nil:
-		return false
-	case ev.tooMany, len(ev.notices) > 0, len(a.features.reservationMask) > 0:
+	if !a.mayGoLocked() {
 		return false
 	}
 	a.passing = true
@@ -139,6 +144,13 @@ func (a *association) begin() bool {
 		c.sock.SetReadDeadline(time.Unix(1, 0)) // wakes the reader
 	}
 	return true
+}
+
+// mayGoLocked reports whether a can go to another process, as far as its own state says.
+func (a *association) mayGoLocked() bool {
+	ev := &a.events
+	return !a.dead.Load() && a.enabled.Load() && a.queues[0] != nil &&
+		!ev.tooMany && len(ev.notices) == 0 && len(a.features.reservationMask) == 0
 }
 
 // pass returns a when its readers have left it, and ends it here. It returns nil, and kills it, if they
@@ -169,14 +181,14 @@ func (a *association) estate() *Passed {
 	s := a.sub
 	p := &Passed{
 		Subsystem: s.cfg.NQN, Port: a.port.cfg.ID, ID: a.id, Host: a.host, Since: a.since, Spaces: map[uint32]PassedSpace{},
-		Settings: map[uint8]uint32{}, WriteThrough: a.writeThrough.Load(),
+		Settings: map[uint8]uint32{}, WriteThrough: a.writeThrough.Load(), MDTS: s.t.cfg.MDTS, InCapsule: s.t.cfg.InCapsule,
 	}
 	for _, n := range s.namespaces() {
-		p.Spaces[n.cfg.NSID] = PassedSpace{n.cfg.UUID, n.shape.Load().blocks}
+		p.Spaces[n.cfg.NSID] = n.told()
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.dead.Load() || a.queues[0] == nil {
+	if !a.mayGoLocked() || s.reserved() { // commands that were under way may have changed it
 		return nil
 	}
 	f, ev := &a.features, &a.events
@@ -212,8 +224,7 @@ func (a *association) estate() *Passed {
 func (c *conn) part() (q PassedQueue, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	read, whole := c.r.Rest()
-	if c.closing || !c.rested || !whole {
+	if c.closing || !c.rested {
 		return q, false
 	}
 	c.passed = true
@@ -230,16 +241,16 @@ func (c *conn) part() (q PassedQueue, ok bool) {
 	}
 	return PassedQueue{
 		Conn: c.sock.Conn, ID: b.id, Size: b.size, Head: b.sqHead, NoFlow: b.noFlow,
-		HeaderDigest: d.HeaderDigest, DataDigest: d.DataDigest, Align: d.HPDA, Read: append(late.Bytes(), read...),
+		HeaderDigest: d.HeaderDigest, DataDigest: d.DataDigest, Align: d.HPDA, Read: append(late.Bytes(), c.r.Rest()...),
 	}, true
 }
 
 // rests waits until every command that has been read is answered, but for requests for events, and
 // reports whether c is at rest: the reader then leaves it. It does not while the host owes data, nor
-// before the host has proven who it is.
+// while the host proves who it is.
 func (c *conn) rests() bool {
 	q := c.bound.Load()
-	if q == nil || !q.proven || q.proof.reply != nil || q.ctrl.sub.discovery {
+	if q == nil || !q.proven || q.proof.open || q.proof.reply != nil || q.ctrl.sub.discovery {
 		return false
 	}
 	c.rest()
@@ -269,7 +280,7 @@ func (c *conn) rests() bool {
 // c is at rest, and otherwise goes on.
 func (c *conn) readOn(p, q []byte, err error) (int, error) {
 	for errors.Is(err, os.ErrDeadlineExceeded) {
-		if _, between := c.r.Rest(); between && c.rests() {
+		if c.r.Between() && c.rests() {
 			return 0, errPassing
 		}
 		var n int
@@ -283,11 +294,15 @@ func (c *conn) readOn(p, q []byte, err error) (int, error) {
 
 // postpone leaves a command to the next process: its data would have to be asked for, and the host could
 // go on for ever with such commands.
-func (c *conn) postpone(r *request) {
+func (c *conn) postpone(r *request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deferred = append(c.deferred, r.cmd)
 	c.freeLocked(r)
+	if len(c.deferred) > c.limit {
+		return nvmetcp.Fatal(nvmetcp.FESSequence, 0, nil, fmt.Sprintf("more than %d commands under way", c.limit/2))
+	}
+	return nil
 }
 
 // TakeOver makes a controller that another process had, and reads on where that stopped. Its host may
@@ -328,6 +343,9 @@ func (p *Port) again(x Passed) (a *association, conns []*conn, retErr error) {
 		}
 	}()
 	for _, q := range x.Queues {
+		if q.Conn.RemoteAddr() == nil { // net.FileConn finds no peer after a reset
+			return nil, conns, errors.New("its host has reset a connection")
+		}
 		c := newConn(t, p, q.Conn)
 		if err := t.limiter.add(c); err != nil {
 			return nil, conns, err
@@ -352,6 +370,9 @@ func (p *Port) again(x Passed) (a *association, conns []*conn, retErr error) {
 			a.namespaceChanged(n.cfg.NSID)
 		}
 	}
+	a.mu.Lock()
+	a.tellLocked() // what it was not told while it came to rest
+	a.mu.Unlock()
 	p.accepting.Add(len(conns))
 	return a, conns, nil
 }
@@ -367,17 +388,42 @@ func (p *Port) fitsLocked(s *Subsystem, x Passed) error {
 		return errors.New("the controller's id is not free")
 	case p.t.perHost[x.Host.NQN] >= p.t.cfg.MaxControllersPerHost:
 		return fmt.Errorf("the host has %d controllers", p.t.perHost[x.Host.NQN])
+	case p.hasOtherLocked(s, x.Host.NQN):
+		return errors.New("the host has connected again")
 	}
 	for nsid, was := range x.Spaces {
-		if n := s.namespace(nsid); n == nil || n.cfg.UUID != was.UUID {
+		n := s.namespace(nsid)
+		if n == nil || n.cfg.UUID != was.UUID {
 			return fmt.Errorf("namespace %d is not there", nsid)
 		}
+		if is := n.told(); is.BlockSize != was.BlockSize || is.ReadOnly != was.ReadOnly {
+			return fmt.Errorf("namespace %d has changed", nsid)
+		}
 	}
-	return p.t.cfg.admitsQueues(x.Queues)
+	return p.t.cfg.admitsQueues(x)
 }
 
-// admitsQueues returns why queues of another process cannot go on here.
-func (c *Config) admitsQueues(queues []PassedQueue) error {
+// hasOtherLocked reports whether a host has so many other controllers that another one would replace them.
+func (p *Port) hasOtherLocked(s *Subsystem, host block.NQN) bool {
+	others := 0
+	for _, o := range s.associations {
+		if o.host.NQN != host {
+			continue
+		}
+		if others++; s.cfg.PerHost > 0 && (o.port == p || others >= s.cfg.PerHost) {
+			return true
+		}
+	}
+	return false
+}
+
+// admitsQueues returns why the queues of a controller of another process cannot go on here: its host knows
+// what it may send.
+func (c *Config) admitsQueues(x Passed) error {
+	queues := x.Queues
+	if x.MDTS > c.MDTS || x.InCapsule > c.InCapsule {
+		return fmt.Errorf("its host may send %v, and %v in a capsule", x.MDTS, x.InCapsule)
+	}
 	for i, q := range queues {
 		if q.Size < 2 || int(q.Size) > c.QueueDepth || int(q.ID) > c.MaxIOQueues || (i == 0) != (q.ID == 0) || i > 0 && q.ID <= queues[i-1].ID {
 			return fmt.Errorf("queue %d of %d entries is not supported", q.ID, q.Size)

@@ -5,7 +5,10 @@ package controller
 import (
 	"bytes"
 	"context"
+	"net"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -205,4 +208,310 @@ func TestWhatCannotGoAlongStays(t *testing.T) {
 		}
 		x[0].Close() //nolint:errcheck // the test is over
 	})
+}
+
+// queueUp adds a command to what the next Flush sends.
+func (p *peer) queueUp(cmd nvmetcp.Command, data []byte) { p.send(&cmd, data) }
+
+// passing begins to pass controllers on, and returns what comes of it.
+func (w *world) passing() <-chan []Passed {
+	passed := make(chan []Passed, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		passed <- w.target.Pass(ctx)
+	}()
+	time.Sleep(20 * time.Millisecond)
+	return passed
+}
+
+// owing is a host that has been asked for the data of a write, and has not sent it.
+type owing struct {
+	*host
+	cid uint16
+	r2t nvmetcp.DataHeader
+}
+
+func (w *world) owing() owing {
+	w.t.Helper()
+	o := owing{host: w.attach(hostA)}
+	o.cid = o.io.begin(ioCommand(nvmetcp.IOWrite, 0, 16, nvmetcp.Transport(64<<10)), nil)
+	o.r2t = o.io.next().Data()
+	return o
+}
+
+// pays sends the data.
+func (o owing) pays() {
+	o.io.w.Data(nvmetcp.TypeH2CData, nvmetcp.FlagLastPDU, nvmetcp.DataHeader{CID: o.cid, TTAG: o.r2t.TTAG}, pattern(64<<10, 1))
+	o.io.w.Flush() //nolint:errcheck // the connection may have ended
+}
+
+// What a host does while its controller comes to rest can keep that from going along.
+func TestWhatAHostDoesMeanwhileCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		do   func(owing)
+		goes bool
+	}{
+		"nothing": {func(owing) {}, true},
+		"registers for a reservation": {func(o owing) {
+			cmd, data := nvmetcp.ReservationRegister{New: 1}.Command(1)
+			o.io.must(o.io.do(cmd, data, nil))
+		}, false},
+		"sends without end": {func(o owing) {
+			cmd := ioCommand(nvmetcp.IOWrite, 16, 16, nvmetcp.Transport(64<<10))
+			for range 1000 { // the queue has 32 entries
+				o.io.w.Command(&cmd, nil)
+			}
+		}, false},
+		"sends a command that is refused without its data": {func(o owing) {
+			cmd := ioCommand(nvmetcp.IOWrite, 1<<40, 1, nvmetcp.InCapsule(4096))
+			if s := o.io.do(cmd, pattern(4096, 1), nil); s.Code() != nvmetcp.LBAOutOfRange {
+				o.io.t.Errorf("status %v", s)
+			}
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			o := w.owing()
+			passed := w.passing()
+			c.do(o)
+			o.pays()
+			x := <-passed
+			if goes := len(x) == 1 && len(x[0].Queues) == 2; goes != c.goes {
+				t.Errorf("its connection goes along: %t, of %d controllers", goes, len(x))
+			}
+			for _, p := range x {
+				p.Close() //nolint:errcheck // the test is over
+			}
+		})
+	}
+}
+
+// A controller that its host has shut down does not go along.
+func TestAControllerThatIsShutDownStays(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	w.target.mu.Lock()
+	a := w.sub.associations[h.id]
+	w.target.mu.Unlock()
+	if !a.begin() {
+		t.Fatal("it does not begin to go")
+	}
+	// As the admin queue's reader does if it has taken the command just before it is to leave.
+	a.configure(nvmetcp.Configuration{Enable: true, SubmissionEntrySize: 6, CompletionEntrySize: 4, Shutdown: 1}.Encode())
+	if x := a.pass(t.Context()); x != nil {
+		t.Error("it goes along")
+		x.Close() //nolint:errcheck // the test is over
+	}
+}
+
+// What happens while a controller comes to rest, its host hears from the next target.
+func TestAnEventIsNotLostOnTheWay(t *testing.T) {
+	w := newWorld(t)
+	o := w.owing()
+	o.admin.must(o.admin.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureAsyncEvents, Value: nvmetcp.EventNamespaces}.SetCommand(), nil, nil))
+	cid := o.admin.askForEvent()
+	o.admin.must(o.admin.do(nvmetcp.FeatureAccess{ID: nvmetcp.FeatureKeepAlive}.GetCommand(), nil, nil)) // the request has arrived
+	passed := w.passing()
+	other := NamespaceConfig{NSID: 5, UUID: block.UUID{5}, Device: ramdisk.New(devSize, 4096)}
+	if err := w.sub.AddNamespace(other); err != nil {
+		t.Fatal(err)
+	}
+	o.pays()
+	x := <-passed
+	w.close()
+	next := newWorldOn(t, w.device)
+	if err := next.sub.AddNamespace(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.port.TakeOver(x[0]); err != nil {
+		t.Fatal(err)
+	}
+	if e := o.admin.event(cid); e.Info != nvmetcp.NoticeNamespaces {
+		t.Errorf("event %+v", e)
+	}
+}
+
+// onePerHost has a new controller of a host replace its older one.
+func onePerHost(_ *Config, s *SubsystemConfig) { s.PerHost = 1 }
+
+// A host that has connected to the next target goes on there: nothing that it sent before on its older
+// connection lands later.
+func TestAnOlderControllerIsNotTakenOver(t *testing.T) {
+	w := newWorld(t, onePerHost)
+	w.attach(hostB).admin.conn.Close()
+	h := w.attach(hostA) // its id is another one than that of the next target's first controller
+	for len(w.sub.Controllers()) > 1 {
+		time.Sleep(time.Millisecond)
+	}
+	x := <-w.passing()
+	late, newer := pattern(4096, 1), pattern(4096, 2)
+	h.io.begin(ioCommand(nvmetcp.IOWrite, 0, 1, nvmetcp.InCapsule(4096)), late)
+	w.close()
+	next := newWorldOn(t, w.device, onePerHost)
+	again := next.attach(hostA)
+	again.io.must(again.io.write(0, late))
+	again.io.must(again.io.write(0, newer))
+	if err := next.port.TakeOver(x[0]); err == nil || !strings.Contains(err.Error(), "connected again") {
+		t.Errorf("the older controller is taken over: %v", err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	got := make([]byte, 4096)
+	again.io.must(again.io.read(0, got))
+	if !bytes.Equal(got, newer) {
+		t.Error("a write of the older controller has landed after its repetition on the newer one")
+	}
+}
+
+// A namespace whose blocks are others than the host knows is not served to it.
+func TestAControllerWithOtherBlocksIsNotTakenOver(t *testing.T) {
+	w := newWorld(t)
+	w.attach(hostA)
+	x := <-w.passing()
+	w.close()
+	for name, next := range map[string]*world{
+		"blocks":   newWorldOn(t, ramdisk.New(devSize, 512)),
+		"transfer": newWorld(t, func(c *Config, _ *SubsystemConfig) { c.MDTS = 64 << 10 }),
+		"capsule":  newWorld(t, func(c *Config, _ *SubsystemConfig) { c.InCapsule = 4096 }),
+	} {
+		if err := next.port.TakeOver(x[0]); err == nil {
+			t.Errorf("%s: it is taken over", name)
+		}
+	}
+}
+
+// A host that resets a connection on its way to the next target loses its controller, and no other host
+// notices.
+func TestAConnectionIsResetOnTheWay(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	x := <-w.passing()
+	w.close()
+	if err := h.io.conn.(*net.TCPConn).SetLinger(0); err != nil {
+		t.Fatal(err)
+	}
+	h.io.conn.Close()
+	time.Sleep(20 * time.Millisecond)
+	for i, q := range x[0].Queues { // as another process gets it
+		f, err := q.Conn.(*net.TCPConn).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Conn.Close()
+		x[0].Queues[i].Conn, err = net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := newWorldOn(t, w.device)
+	if err := next.port.TakeOver(x[0]); err == nil {
+		t.Error("it is taken over")
+	}
+	next.attach(hostA)
+}
+
+// A connection is closed while its reader looks whether data is there: neither waits for the other.
+func TestAConnectionIsClosedWhileItsReaderLooks(t *testing.T) {
+	w := newWorld(t)
+	p := w.dial()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	near, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	far, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.conn.Close()
+	c := newConn(w.target, w.port, far)
+	looks, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	c.sock.Expecting = func() bool {
+		once.Do(func() {
+			close(looks)
+			<-goOn
+		})
+		return c.expecting()
+	}
+	go c.sock.Read(make([]byte, 10)) //nolint:errcheck // it ends when the socket is closed
+	<-looks
+	closed := make(chan struct{})
+	go func() {
+		c.close()
+		close(closed)
+	}()
+	time.Sleep(20 * time.Millisecond)
+	close(goOn)
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Fatal("close waits for the reader, and the reader for close")
+	}
+}
+
+// Controllers come to rest while something else ends them. Whatever comes first, no connection stays open
+// that nobody serves, and nothing hangs.
+func TestControllersEndWhileTheyComeToRest(t *testing.T) {
+	for round := range 40 {
+		w := newWorld(t)
+		var wait sync.WaitGroup
+		hosts := []*host{w.attach(hostA), w.attach(hostB), w.attach(hostA)}
+		for _, h := range hosts {
+			wait.Go(func() {
+				for k := uint64(0); ; k++ {
+					h.io.queueUp(ioCommand(nvmetcp.IOWrite, k%8, 1, nvmetcp.InCapsule(4096)), pattern(4096, 1))
+					if h.io.w.Flush() != nil {
+						return
+					}
+					if _, err := h.io.r.Next(); err != nil {
+						return
+					}
+				}
+			})
+		}
+		time.Sleep(2 * time.Millisecond)
+		passed := make(chan []Passed, 1)
+		go func() { passed <- w.target.Pass(context.Background()) }()
+		switch round % 5 {
+		case 0:
+			if err := w.sub.SetHosts([]Host{{NQN: hostA.NQN}}, false); err != nil {
+				t.Error(err)
+			}
+		case 1:
+			w.port.Unlink(w.sub)
+		case 2:
+			w.target.limiter.closePort(w.port)
+		case 3:
+			w.target.limiter.sweep(time.Now().Add(time.Hour).UnixNano())
+		case 4:
+			hosts[0].io.conn.Close()
+		}
+		var x []Passed
+		select {
+		case x = <-passed:
+		case <-time.After(patience):
+			t.Fatalf("round %d: Pass hangs", round)
+		}
+		w.close()
+		for _, p := range x {
+			p.Close() //nolint:errcheck // the host sees the end
+		}
+		done := make(chan struct{})
+		go func() {
+			wait.Wait()
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-time.After(patience):
+			t.Fatalf("round %d: a connection stays open", round)
+		}
+	}
 }

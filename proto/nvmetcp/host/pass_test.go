@@ -126,9 +126,14 @@ func TestAControllerThatDoesNotFitIsClosed(t *testing.T) {
 		"the host may not connect":       func(p *controller.Passed) { p.Host.NQN += "x" },
 		"namespace 1 is not there":       func(p *controller.Passed) { p.Spaces = map[uint32]controller.PassedSpace{1: {}} },
 		"namespace 9 is not there":       func(p *controller.Passed) { p.Spaces[9] = controller.PassedSpace{} },
-		"id is not free":                 func(p *controller.Passed) { p.ID = 0 },
-		"queue 1 of 1048576 entries":     func(p *controller.Passed) { p.Queues[1].Size = 1 << 20 },
-		"queue 1 of 129 entries":         func(p *controller.Passed) { p.Queues[2].ID = p.Queues[1].ID },
+		"namespace 1 has changed": func(p *controller.Passed) {
+			s := p.Spaces[1]
+			s.ReadOnly = true
+			p.Spaces[1] = s
+		},
+		"id is not free":             func(p *controller.Passed) { p.ID = 0 },
+		"queue 1 of 1048576 entries": func(p *controller.Passed) { p.Queues[1].Size = 1 << 20 },
+		"queue 1 of 129 entries":     func(p *controller.Passed) { p.Queues[2].ID = p.Queues[1].ID },
 	} {
 		t.Run(why, func(t *testing.T) {
 			w := newWorld(t, ramdisk.New(block.MiB, blocks), onePerHost)
