@@ -12,6 +12,10 @@
 // datapath. So does the part "failover", which measures how long I/O stalls there when a target
 // or a path fails; see package failover.
 //
+// The part "snapshots" measures what snapshots cost: how long writes wait for one (package failover),
+// and what the map of a leg costs beside qcow2 and, in a virtual machine, beside dm-thin (package
+// datapath).
+//
 // The part "columns" measures what mirroring costs on several processors, without a network; see
 // package columns.
 package main
@@ -24,6 +28,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 
 	"weft.dev/weft/e2e/bench/columns"
 	"weft.dev/weft/e2e/bench/datapath"
@@ -40,8 +45,8 @@ var (
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
 	workers  = flag.Int("workers", 8, "patience: workers of each of the five hosts")
 	cpus     = flag.Int("cpus", 4, "columns: processors of the machine")
-	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; patience: for the drives")
-	section  = flag.String("section", "", "user: run only sections whose titles contain this: in memory, block devices, on files")
+	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; snapshots: for all files, past the page cache, instead of in memory; patience: for the drives")
+	section  = flag.String("section", "", "user, snapshots: run only sections whose titles contain this: in memory, block devices, on files; writes that wait, beside qcow2, beside dm-thin")
 	only     = flag.String("only", "", "user, failover: run only workloads or failures whose names contain this")
 	results  = flag.String("results", "", "user: file for the results")
 	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")
@@ -119,6 +124,9 @@ func parts() (code int) {
 		*rounds, *seconds = cmp.Or(*rounds, 3), cmp.Or(*seconds, 3)
 		code = testbed.Main("bench", *verbose, measure)
 	}
+	if strings.Contains(sectionThin, *section) && (*part == "snapshots" || *part == "all") {
+		code = max(code, thin())
+	}
 	if *part == "columns" || *part == "all" {
 		o := columns.Options{CPUs: *cpus, Rounds: cmp.Or(*rounds, 3), Seconds: cmp.Or(*seconds, 1), Out: os.Stdout}
 		code = max(code, testbed.Main("bench", *verbose, func(t vm.TB) { columns.Measure(t, o) }))
@@ -134,7 +142,7 @@ func waits(ctx context.Context) error {
 		}
 	}
 	if *part == "snapshots" || *part == "all" {
-		if err := failover.Holds(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 100), Out: os.Stdout}); err != nil {
+		if err := snapshots(ctx); err != nil {
 			return err
 		}
 	}
@@ -143,3 +151,34 @@ func waits(ctx context.Context) error {
 	}
 	return nil
 }
+
+// snapshots runs the part "snapshots", except for what runs in a virtual machine.
+func snapshots(ctx context.Context) error {
+	if strings.Contains(sectionHolds, *section) {
+		if err := failover.Holds(ctx, failover.Options{Weft: *weft, Rounds: cmp.Or(*rounds, 100), Out: os.Stdout}); err != nil {
+			return err
+		}
+	}
+	if strings.Contains(sectionQcow2, *section) {
+		return datapath.Snapshots(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 7), Seconds: cmp.Or(*seconds, 0.3), Dir: *dir, Out: os.Stdout})
+	}
+	return nil
+}
+
+// thin measures mapped legs beside dm-thin, where virtual machines can run.
+func thin() (code int) {
+	if err := vm.Available(); err != nil {
+		fmt.Printf("\nleft out: dm-thin: %v\n", err)
+		return 0
+	}
+	return testbed.Main("bench", *verbose, func(t vm.TB) {
+		datapath.Thin(t, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Out: os.Stdout})
+	})
+}
+
+// The sections of the part "snapshots".
+const (
+	sectionHolds = "writes that wait"
+	sectionQcow2 = "beside qcow2"
+	sectionThin  = "beside dm-thin"
+)

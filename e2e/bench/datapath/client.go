@@ -31,6 +31,8 @@ func Process(args []string) error {
 	case "memory-device":
 		defer profileFor(role)()
 		return serveMemoryBlock()
+	case "thin":
+		return thinProcess(args[1], args[2])
 	default:
 		return serve(role, args[1:])
 	}
@@ -63,6 +65,14 @@ func serve(kind string, args []string) error {
 		if err := serveDevice(l, d); err != nil {
 			return err
 		}
+	case "mapped":
+		d, err := serveMapped(args)
+		if err != nil {
+			return err
+		}
+		if err := serveDevice(l, d); err != nil {
+			return err
+		}
 	case "file":
 		f, err := backend.Open(args[0], backend.Options{})
 		if err != nil {
@@ -86,7 +96,7 @@ func work(j job) (r result) {
 	if err != nil {
 		r.Err = err.Error()
 	}
-	if ios := r.IOPS * j.Seconds; ios > 0 {
+	if ios := float64(r.IOs); ios > 0 {
 		r.Mallocs = float64(after.Mallocs-before.Mallocs) / ios
 		r.CPU = float64((after.CPU - before.CPU).Microseconds()) / ios
 	}
@@ -98,7 +108,7 @@ func (j job) do() (result, error) {
 	case "frames", "nbd":
 		var w wire = frames{}
 		if j.Kind == "nbd" {
-			w = nbd{j.Export}
+			w = nbd{j.Export, j.FUA}
 		}
 		c, err := dial(j.Form, j.Address)
 		if err != nil {

@@ -12,7 +12,10 @@ import (
 // nbd is the Network Block Device protocol: fixed newstyle negotiation with
 // NBD_OPT_GO, then simple replies
 // (https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md).
-type nbd struct{ export string }
+type nbd struct {
+	export string
+	fua    bool // writes are durable before they are answered
+}
 
 const (
 	nbdOptionMagic  = 0x49484156454F5054
@@ -22,6 +25,7 @@ const (
 	nbdOptGo        = 7
 	nbdRepAck       = 1
 	nbdRepError     = 1 << 31
+	nbdFUA          = 1 << 16
 )
 
 func (n nbd) greet(c pipe) error {
@@ -64,15 +68,18 @@ func (n nbd) greet(c pipe) error {
 	}
 }
 
-func (nbd) request(b []byte, slot int, write bool, off int64, size int) []byte {
+func (n nbd) request(b []byte, slot int, write bool, off int64, size int) []byte {
 	at := len(b)
-	n, command := 28, uint32(0)
+	length, command := 28, uint32(0)
 	if write {
-		n, command = n+size, 1
+		length, command = length+size, 1
+		if n.fua {
+			command |= nbdFUA
+		}
 	}
-	b = extend(b, n)
+	b = extend(b, length)
 	binary.BigEndian.PutUint32(b[at:], nbdRequestMagic)
-	binary.BigEndian.PutUint32(b[at+4:], command) // no flags
+	binary.BigEndian.PutUint32(b[at+4:], command) // the flags are its upper half
 	binary.BigEndian.PutUint64(b[at+8:], uint64(slot))
 	binary.BigEndian.PutUint64(b[at+16:], uint64(off))
 	binary.BigEndian.PutUint32(b[at+24:], uint32(size))

@@ -167,27 +167,26 @@ func loadDevice(d block.Device, j job) (result, error) {
 		h    histogram
 	}
 	var r result
-	end := time.Now().Add(j.duration())
+	began := time.Now()
+	end := began.Add(j.duration())
 	slots, done := make([]slot, j.Depth), make(chan error, j.Depth)
 	op := block.OpRead
 	if j.Write {
 		op = block.OpWrite
 	}
 	for i := range slots {
-		s, random := &slots[i], newOffsets(j)
-		random.at += uint64(i) * 0x9e3779b97f4a7c15
-		if !j.Random {
-			random.at = uint64(i) * uint64(random.blocks/int64(j.Depth))
-		}
-		s.IO = block.IO{Op: op, Len: int64(j.Size), Data: make([]byte, j.Size), Off: random.next()}
+		s, random := &slots[i], newOffsets(j).share(i, j.Depth)
+		s.IO = block.IO{Op: op, FUA: j.FUA, Len: int64(j.Size), Data: someData(j.Size)}
+		s.Off, _ = random.next()
 		s.Done = func(*block.IO) {
 			now := time.Now()
 			s.h.add(now.Sub(s.sent))
-			if s.Err != nil || now.After(end) {
+			off, more := random.next()
+			if s.Err != nil || !more || now.After(end) {
 				done <- s.Err
 				return
 			}
-			s.Off, s.sent = random.next(), now
+			s.Off, s.sent = off, now
 			d.Submit(&s.IO)
 		}
 	}
@@ -205,7 +204,7 @@ func loadDevice(d block.Device, j job) (result, error) {
 	for i := range slots {
 		h.merge(&slots[i].h)
 	}
-	r.fill(&h, j.duration())
+	r.fill(&h, j.took(began))
 	return r, err
 }
 

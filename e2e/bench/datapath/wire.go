@@ -150,16 +150,22 @@ func drive(c pipe, w wire, j job) (result, error) {
 	random := newOffsets(j)
 	sent, sizes := make([]time.Time, j.Depth), make([]int, j.Depth)
 	in, out := make([]byte, 1<<20), make([]byte, 0, 2<<20)
-	now := time.Now()
+	now, under := time.Now(), 0
+	began := now
 	for slot := range j.Depth {
 		if !j.Write {
 			sizes[slot] = j.Size
 		}
-		out = w.request(out, slot, j.Write, random.next(), j.Size)
+		off, more := random.next()
+		if !more {
+			break
+		}
+		out = w.request(out, slot, j.Write, off, j.Size)
 		sent[slot] = now
+		under++
 	}
 	end := now.Add(j.duration())
-	have, skip, under := 0, 0, j.Depth
+	have, skip := 0, 0
 	for under > 0 {
 		if len(out) > 0 {
 			if _, err := c.Write(out); err != nil {
@@ -190,15 +196,16 @@ func drive(c pipe, w wire, j job) (result, error) {
 				at, skip = have, at-have
 			}
 			h.add(now.Sub(sent[slot]))
-			if now.After(end) {
+			off, more := random.next()
+			if !more || now.After(end) {
 				under--
 				continue
 			}
-			out = w.request(out, slot, j.Write, random.next(), j.Size)
+			out = w.request(out, slot, j.Write, off, j.Size)
 			sent[slot] = now
 		}
 		have = copy(in, in[at:have])
 	}
-	r.fill(&h, j.duration())
+	r.fill(&h, j.took(began))
 	return r, nil
 }
