@@ -75,8 +75,9 @@ kube-bins: ## build Kubernetes and its CSI sidecars from their Go modules into t
 	@go run ./e2e/kube/build
 
 KUBE = WEFT_KUBE=$${WEFT_KUBE:-1} e2e/again.sh 5 ./e2e/kube -count=1 -v -timeout 90m
-kube-test: kube-bins image ## test a Kubernetes cluster of two nodes on this machine: volumes in pods, restarts in the middle of calls, the chart (RUN=Volumes/grows)
-	$(KUBE) -run '^Test.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite'
+kube-test: kube-bins image ## test a Kubernetes cluster of two nodes on this machine: volumes in pods, restarts in the middle of calls, the chart (RUN=Volumes/grows; RUN=Examples: a data set from a snapshot, NFS and S3, with images that take minutes to build)
+	$(if $(findstring Examples,$(RUN)),go run ./e2e/kube/build -examples)
+	$(KUBE) -run '^Test.*$(RUN)' -skip '^TestKubeLostNode|^TestKubeSuite$(if $(findstring Examples,$(RUN)),,|^TestKubeExamples)'
 
 kube-lost-node: kube-bins ## lose a node of that cluster while its pod writes; once more with the manager that leads; once more without the fence, which must do damage
 	$(KUBE) -run '^TestKubeLostNode'
