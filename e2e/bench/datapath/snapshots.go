@@ -9,7 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"text/tabwriter"
+	"strings"
 )
 
 // A state is what a device with snapshots holds when a workload begins.
@@ -175,32 +175,28 @@ func Snapshots(ctx context.Context, o Options) error {
 
 // compareStates runs all shapes, and prints a row of ratios for each.
 func compareStates(ctx context.Context, o Options, contests []contest, span int64) error {
-	t := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
-	fmt.Fprint(t, "4k at random")
+	head := []string{"4k at random"}
 	for _, c := range contests {
-		fmt.Fprintf(t, "\t%s, raw IOPS", c.way)
+		head = append(head, c.way+", raw IOPS")
 		for _, s := range c.subjects {
-			fmt.Fprintf(t, "\t%s", s.name)
+			head = append(head, s.name)
 		}
 	}
-	fmt.Fprintln(t, "\t")
+	fmt.Fprintln(o.Out, columns(head))
 	broken := map[string]error{}
 	for _, s := range shapes(span) {
 		if s.job.Seconds = o.Seconds; s.job.Stride > 0 {
 			s.job.Seconds = longestOnce
 		}
-		fmt.Fprint(t, s.name)
+		row := []string{s.name}
 		for _, c := range contests {
-			row, err := c.compare(ctx, s, o.Rounds, broken)
+			cells, err := c.compare(ctx, s, o.Rounds, broken)
 			if err != nil {
 				return err
 			}
-			fmt.Fprint(t, row)
+			row = append(row, cells...)
 		}
-		fmt.Fprintln(t, "\t")
-	}
-	if err := t.Flush(); err != nil {
-		return err
+		fmt.Fprintln(o.Out, columns(row))
 	}
 	for name, err := range broken {
 		fmt.Fprintf(o.Out, "not all measured: %s: %v\n", name, err)
@@ -208,12 +204,21 @@ func compareStates(ctx context.Context, o Options, contests []contest, span int6
 	return nil
 }
 
+// columns is a row of a table that is printed while the rest is still measured, which takes minutes.
+func columns(cells []string) string {
+	row := fmt.Sprintf("%-44s", cells[0])
+	for _, c := range cells[1:] {
+		row += fmt.Sprintf("  %-18s", c)
+	}
+	return strings.TrimRight(row, " ")
+}
+
 // longestOnce is how many seconds a run of first writes takes at most.
 const longestOnce = 20
 
 // compare runs a shape on the raw device and on each subject by turns, and returns their cells of the
 // table. A subject of others that fails is left out from then on.
-func (c contest) compare(ctx context.Context, s shape, rounds int, broken map[string]error) (cells string, err error) {
+func (c contest) compare(ctx context.Context, s shape, rounds int, broken map[string]error) (cells []string, err error) {
 	ratios, raws := make([][]float64, len(c.subjects)), []float64(nil)
 	kept := make([]*measured, len(c.subjects))
 	defer func() {
@@ -226,7 +231,7 @@ func (c contest) compare(ctx context.Context, s shape, rounds int, broken map[st
 	for range rounds {
 		raw, err := c.raw.do(s.job)
 		if err != nil {
-			return "", fmt.Errorf("%s on a plain file: %w", s.name, err)
+			return nil, fmt.Errorf("%s on a plain file: %w", s.name, err)
 		}
 		raws = append(raws, raw.IOPS)
 		for i, of := range c.subjects {
@@ -235,7 +240,7 @@ func (c contest) compare(ctx context.Context, s shape, rounds int, broken map[st
 			}
 			got, err := of.turn(s, &kept[i])
 			if err = errors.Join(err, ctx.Err()); err != nil && (of.own || ctx.Err() != nil) {
-				return "", fmt.Errorf("%s on %s: %w", s.name, of.name, err)
+				return nil, fmt.Errorf("%s on %s: %w", s.name, of.name, err)
 			}
 			if err != nil {
 				broken[of.name] = fmt.Errorf("%s: %w", s.name, err)
@@ -244,9 +249,9 @@ func (c contest) compare(ctx context.Context, s shape, rounds int, broken map[st
 			ratios[i] = append(ratios[i], got.IOPS/raw.IOPS)
 		}
 	}
-	cells = fmt.Sprintf("\t%.0f", median(raws, func(v float64) float64 { return v }))
+	cells = []string{fmt.Sprintf("%.0f", median(raws, func(v float64) float64 { return v }))}
 	for _, r := range ratios {
-		cells += "\t" + spreadOf(r)
+		cells = append(cells, spreadOf(r))
 	}
 	return cells, nil
 }

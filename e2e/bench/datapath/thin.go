@@ -39,10 +39,14 @@ func Thin(t vm.TB, o Options) {
 		t.Fatalf("copy the program into the machine: %v", err)
 	}
 	fmt.Fprintf(o.Out, "\nkernel %s in a virtual machine, two processors: IOPS as a ratio to a RAM disk, without a network; dm-thin with blocks of 64 KiB\n\n", vm.KernelVersion())
-	out, err := m.Run(t.Context(), "/tmp/bench", Role, "thin", strconv.Itoa(o.Rounds), fmt.Sprint(o.Seconds))
-	fmt.Fprint(o.Out, out)
+	d, err := m.Start(t.Context(), "bench", "/tmp/bench", Role, "thin", strconv.Itoa(o.Rounds), fmt.Sprint(o.Seconds))
 	if err != nil {
-		t.Fatalf("measure dm-thin: %v", err)
+		t.Fatalf("start the benchmark in the machine: %v", err)
+	}
+	code, err := d.MayExit().Wait(t.Context())
+	fmt.Fprint(o.Out, d.Log()) // also of one that was interrupted
+	if err != nil || code != 0 {
+		t.Fatalf("measure dm-thin: exit code %d, %v", code, err)
 	}
 }
 
