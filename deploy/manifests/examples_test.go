@@ -22,14 +22,43 @@ type example struct {
 	Metadata struct{ Name string }
 	Spec     struct {
 		claim
-		CSI     *struct{ Driver string }
-		Volumes []struct {
-			Ephemeral *struct {
-				VolumeClaimTemplate struct{ Spec claim }
-			}
+		volumes
+		CSI      *struct{ Driver string }
+		Template struct{ Spec volumes } // of a Deployment or a Job
+	}
+	DriverName, Provisioner string
+}
+
+// volumes are a pod's.
+type volumes struct {
+	Volumes []struct {
+		Ephemeral *struct {
+			VolumeClaimTemplate struct{ Spec claim }
 		}
 	}
-	DriverName string
+}
+
+// examples are the objects of each file.
+func examples(t *testing.T) map[string][]example {
+	files, err := filepath.Glob(filepath.Join(root(t), outputDir, "examples/*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]example{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for part := range strings.SplitSeq(string(text), "\n---\n") {
+			var e example
+			if err := yaml.Unmarshal([]byte(part), &e); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			all[file] = append(all[file], e)
+		}
+	}
+	return all
 }
 
 func TestExamplesUseWhatIsInstalled(t *testing.T) {
@@ -39,9 +68,13 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 			classes[o.Metadata.Name] = true
 		}
 	}
-	files, err := filepath.Glob(filepath.Join(root(t), outputDir, "examples/*.yaml"))
-	if err != nil {
-		t.Fatal(err)
+	all := examples(t)
+	for _, objects := range all {
+		for _, e := range objects {
+			if e.Kind == "StorageClass" && e.Provisioner == "csi.weft.dev" { // an example may bring its own
+				classes[e.Metadata.Name] = true
+			}
+		}
 	}
 	claims := 0
 	check := func(file string, c claim) {
@@ -53,20 +86,12 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 			t.Errorf("%s: a claim without a class names no volume", file)
 		}
 	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for part := range strings.SplitSeq(string(text), "\n---\n") {
-			var e example
-			if err := yaml.Unmarshal([]byte(part), &e); err != nil {
-				t.Fatalf("%s: %v", file, err)
-			}
+	for file, objects := range all {
+		for _, e := range objects {
 			if e.Kind == "PersistentVolumeClaim" {
 				check(file, e.Spec.claim)
 			}
-			for _, v := range e.Spec.Volumes {
+			for _, v := range append(e.Spec.Volumes, e.Spec.Template.Spec.Volumes...) {
 				if v.Ephemeral != nil {
 					check(file, v.Ephemeral.VolumeClaimTemplate.Spec)
 				}
@@ -76,7 +101,7 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 			}
 		}
 	}
-	if claims < 5 {
-		t.Errorf("found %d claims in %d examples, want more", claims, len(files))
+	if claims < 9 {
+		t.Errorf("found %d claims in %d examples, want more", claims, len(all))
 	}
 }
