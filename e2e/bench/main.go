@@ -43,11 +43,12 @@ var (
 	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, one in the part columns, an hour in the part patience")
 	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
+	count    = flag.Int("count", 1000, "snapshots: how many to make, clone and delete")
 	workers  = flag.Int("workers", 8, "patience: workers of each of the five hosts")
 	cpus     = flag.Int("cpus", 4, "columns: processors of the machine")
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; snapshots: for all files, past the page cache, instead of in memory; patience: for the drives")
 	section  = flag.String("section", "", "user, snapshots: run only sections whose titles contain this: in memory, block devices, on files; writes that wait, beside qcow2, beside dm-thin")
-	only     = flag.String("only", "", "user, failover: run only workloads or failures whose names contain this")
+	only     = flag.String("only", "", "user, failover, snapshots: run only workloads or failures whose names contain this; \"create, clone and delete\" is one")
 	results  = flag.String("results", "", "user: file for the results")
 	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")
 	before   = flag.String("compare", "", "compare -results with those in this file instead of measuring")
@@ -160,7 +161,7 @@ func snapshots(ctx context.Context) error {
 		}
 	}
 	if strings.Contains(sectionQcow2, *section) {
-		return datapath.Snapshots(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 7), Seconds: cmp.Or(*seconds, 0.3), Dir: *dir, Out: os.Stdout})
+		return datapath.Snapshots(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 7), Seconds: cmp.Or(*seconds, 0.3), Only: *only, Count: *count, Dir: *dir, Out: os.Stdout})
 	}
 	return nil
 }
@@ -172,7 +173,7 @@ func thin() (code int) {
 		return 0
 	}
 	return testbed.Main("bench", *verbose, func(t vm.TB) {
-		datapath.Thin(t, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Out: os.Stdout})
+		datapath.Thin(t, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Only: *only, Count: *count, Out: os.Stdout})
 	})
 }
 

@@ -32,7 +32,7 @@ func Process(args []string) error {
 		defer profileFor(role)()
 		return serveMemoryBlock()
 	case "thin":
-		return thinProcess(args[1], args[2])
+		return thinProcess(args[1:])
 	default:
 		return serve(role, args[1:])
 	}

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
 
-// lifetimeSnapshots is how many snapshots are made, cloned and deleted.
-const lifetimeSnapshots = 1000
+// lifetimesName is what Options.Only selects beside shapes.
+const lifetimesName = "create, clone and delete"
 
 // lifecycle is a device whose snapshots come and go.
 type lifecycle interface {
@@ -26,21 +27,24 @@ type lifecycle interface {
 	end()
 }
 
-// lifetimes makes, clones and deletes snapshots of each device, and prints times and bytes. Before
+// lifetimes makes, clones and deletes o.Count snapshots of each device, and prints times and bytes. Before
 // each snapshot a grain is written, which is not counted. Snapshots are deleted oldest first.
-func lifetimes(ctx context.Context, out io.Writer, all []lifecycle, span int64) error {
-	fmt.Fprintf(out, "\n%d snapshots, one 4 KiB write before each\n\n", lifetimeSnapshots)
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+func lifetimes(ctx context.Context, o Options, all []lifecycle, span int64) error {
+	if !strings.Contains(lifetimesName, o.Only) {
+		return nil
+	}
+	fmt.Fprintf(o.Out, "\n%d snapshots, one 4 KiB write before each\n\n", o.Count)
+	t := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\t\teach, median\tfirst 100\tlast 100\tall\twritten for each\t")
 	for _, l := range all {
-		if err := lifetime(ctx, t, l, span); err != nil {
+		if err := lifetime(ctx, t, l, o.Count, span); err != nil {
 			return fmt.Errorf("snapshots of %s: %w", l.name(), err)
 		}
 	}
 	return t.Flush()
 }
 
-func lifetime(ctx context.Context, out io.Writer, l lifecycle, span int64) error {
+func lifetime(ctx context.Context, out io.Writer, l lifecycle, count int, span int64) error {
 	defer l.end()
 	if err := errors.Join(l.begin(), fill(l, span)); err != nil {
 		return err
@@ -58,7 +62,7 @@ func lifetime(ctx context.Context, out io.Writer, l lifecycle, span int64) error
 	} {
 		var each []time.Duration
 		var bytes int64
-		for n := 1; n <= lifetimeSnapshots; n++ {
+		for n := 1; n <= count; n++ {
 			took, wrote, err := lifeStep(l, n, step.before, step.do)
 			if err = errors.Join(err, ctx.Err()); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 				return fmt.Errorf("%s, number %d: %w", step.name, n, err)

@@ -25,6 +25,7 @@ type Options struct {
 	Only     string  // only workloads whose names contain this
 	Profiles string  // directory for processor profiles of our processes; empty: none
 	Results  string  // file for the results; empty: none
+	Count    int     // snapshots that are made, cloned and deleted
 	Out      io.Writer
 }
 

@@ -170,7 +170,7 @@ func Snapshots(ctx context.Context, o Options) error {
 	if lab.missing == nil {
 		all = append(all, &qcow2Life{lab: lab})
 	}
-	return lifetimes(ctx, o.Out, all, int64(deviceSize))
+	return lifetimes(ctx, o, all, int64(deviceSize))
 }
 
 // compareStates runs all shapes, and prints a row of ratios for each.
@@ -185,6 +185,9 @@ func compareStates(ctx context.Context, o Options, contests []contest, span int6
 	fmt.Fprintln(o.Out, columns(head))
 	broken := map[string]error{}
 	for _, s := range shapes(span) {
+		if !strings.Contains(s.name, o.Only) {
+			continue
+		}
 		if s.job.Seconds = o.Seconds; s.job.Stride > 0 {
 			s.job.Seconds = longestOnce
 		}

@@ -39,7 +39,7 @@ func Thin(t vm.TB, o Options) {
 		t.Fatalf("copy the program into the machine: %v", err)
 	}
 	fmt.Fprintf(o.Out, "\nkernel %s in a virtual machine, two processors: IOPS as a ratio to a RAM disk, without a network; dm-thin with blocks of 64 KiB\n\n", vm.KernelVersion())
-	d, err := m.Start(t.Context(), "bench", "/tmp/bench", Role, "thin", strconv.Itoa(o.Rounds), fmt.Sprint(o.Seconds))
+	d, err := m.Start(t.Context(), "bench", "/tmp/bench", Role, "thin", strconv.Itoa(o.Rounds), fmt.Sprint(o.Seconds), strconv.Itoa(o.Count), o.Only)
 	if err != nil {
 		t.Fatalf("start the benchmark in the machine: %v", err)
 	}
@@ -51,13 +51,12 @@ func Thin(t vm.TB, o Options) {
 }
 
 // thinProcess measures in the machine.
-func thinProcess(rounds, seconds string) error {
-	n, err := strconv.Atoi(rounds)
-	if err != nil {
-		return err
+func thinProcess(args []string) (err error) {
+	if len(args) != 4 {
+		return fmt.Errorf("thin: want rounds, seconds, a count and a name, have %q", args)
 	}
-	s, err := strconv.ParseFloat(seconds, 64)
-	if err != nil {
+	o := Options{Rounds: number(args[0]), Count: number(args[2]), Only: args[3], Out: os.Stdout}
+	if o.Seconds, err = strconv.ParseFloat(args[1], 64); err != nil {
 		return err
 	}
 	client, err := dm.Open()
@@ -71,10 +70,10 @@ func thinProcess(rounds, seconds string) error {
 		return err
 	}
 	ctx := context.Background()
-	if err := compareStates(ctx, Options{Rounds: n, Seconds: s, Out: os.Stdout}, []contest{c}, thinSpan); err != nil {
+	if err := compareStates(ctx, o, []contest{c}, thinSpan); err != nil {
 		return err
 	}
-	return lifetimes(ctx, os.Stdout, []lifecycle{&thinTreeLife{lab: lab}, &thinLife{lab: lab}}, thinSpan)
+	return lifetimes(ctx, o, []lifecycle{&thinTreeLife{lab: lab}, &thinLife{lab: lab}}, thinSpan)
 }
 
 // thinLab makes mapped legs and thin devices on the machine's RAM disks.
