@@ -113,7 +113,7 @@ var arrows = map[string][]string{
 	"e2e/kube/parts":            {},
 	"e2e/bench/fio":             {"e2e/vm"},
 	"e2e/bench/columns":         {"e2e/bench/fio", "e2e/vm", "raid/dm", "raid/engine", "initiator/blockdev", "proto/block"},
-	"e2e/bench/datapath":        {"target/backend", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
+	"e2e/bench/datapath":        {"e2e/vm", "target/backend", "target/mapped", "raid/dm", "raid/engine", "initiator/blockdev", "proto/nvmetcp", "proto/block"},
 	"e2e/fault/vm":              {"e2e/testbed", "e2e/vm", "proto/pb"},
 	"e2e/bench/failover":        {"e2e/operator", "initiator", "initiator/userspace", "proto/block", "proto/pages", "proto/pb"},
 	"e2e/explore":               {"volmgr/cluster", "volmgr/evidence", "initiator/volume", "proto/block"},
