@@ -234,6 +234,9 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	if x := v.Restoring; x != nil {
 		out.RestoringTo = string(x.Name)
 	}
+	if v.Heal != nil {
+		out.Healing = pbAttachment(*v.Heal)
+	}
 	if x := v.Snapshot; x != nil {
 		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), Taken: pbTime(x.Taken), GroupId: x.Group}
 	}
@@ -452,7 +455,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
-		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin,
+		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin, HealerId: a.Heal,
 		Holds: list(a.Holds, func(h cluster.WantedHold) *pb.Hold {
 			return &pb.Hold{Id: h.ID, Limit: durationpb.New(h.Limit)}
 		}),
@@ -745,7 +748,7 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	trimInitiator(r)
 	out = cluster.InitiatorReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
-		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates,
+		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates, Heals: r.HealerId,
 	}
 	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
 		return out, err

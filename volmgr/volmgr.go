@@ -63,6 +63,9 @@ type Config struct {
 	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0 means
 	// cluster.DefaultReplaceAfter, below 0 never.
 	ReplaceAfter time.Duration
+	// HealAfter is how long a volume that lacks a copy has to be detached before a host copies to its
+	// legs; 0 means cluster.DefaultHealAfter, below 0 never.
+	HealAfter time.Duration
 	// HoldFor is how long hosts hold I/O for a snapshot at most; 0 means cluster.DefaultHoldFor.
 	HoldFor time.Duration
 
@@ -103,7 +106,7 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) policy() cluster.Policy {
-	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HoldFor: c.HoldFor}
+	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)), HoldFor: c.HoldFor}
 }
 
 // Manager is a volume manager. Register its services, then Run it.

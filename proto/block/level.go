@@ -12,13 +12,14 @@ package block
 //	   for what, policies for drives, and the secret from which the keys of exports follow
 //	3  volumes may be thin; hosts may be without an agent
 //	4  thin volumes may have snapshots and clones
+//	5  hosts copy to the legs of detached volumes
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 4
+	KnownLevel Level = 5
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

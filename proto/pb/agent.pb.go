@@ -3229,6 +3229,9 @@ type InitiatorReport struct {
 	TermClusterId string                 `protobuf:"bytes,14,opt,name=term_cluster_id,json=termClusterId,proto3" json:"term_cluster_id,omitempty"` // the cluster whose term that is
 	Authenticates bool                   `protobuf:"varint,15,opt,name=authenticates,proto3" json:"authenticates,omitempty"`                       // the host can prove its identity to targets: see ExportKeys
 	Level         uint32                 `protobuf:"varint,16,opt,name=level,proto3" json:"level,omitempty"`                                       // as in TargetReport
+	// The process of the agent, if it can copy to a volume's legs without a device: see
+	// WantedAttachment. Empty: it cannot.
+	HealerId      string `protobuf:"bytes,20,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3373,6 +3376,13 @@ func (x *InitiatorReport) GetLevel() uint32 {
 		return x.Level
 	}
 	return 0
+}
+
+func (x *InitiatorReport) GetHealerId() string {
+	if x != nil {
+		return x.HealerId
+	}
+	return ""
 }
 
 // Evidence is a host's durable note about a mirrored volume that it could write: the
@@ -4484,8 +4494,11 @@ type WantedAttachment struct {
 	Scrub                 *Scrub `protobuf:"bytes,60,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	RebuildBytesPerSecond uint64 `protobuf:"varint,61,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3" json:"rebuild_bytes_per_second,omitempty"` // as in Volume; 0: no limit
 	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped; a host copies zeroes to them as zeroes, so that they take no space
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// If it is not empty, the volume is detached: the host copies to its legs and makes no device for
+	// users. Only the process of this id may do so; nobody writes, so it records no leg in sync as stale.
+	HealerId      string `protobuf:"bytes,70,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedAttachment) Reset() {
@@ -4635,6 +4648,13 @@ func (x *WantedAttachment) GetThin() bool {
 		return x.Thin
 	}
 	return false
+}
+
+func (x *WantedAttachment) GetHealerId() string {
+	if x != nil {
+		return x.HealerId
+	}
+	return ""
 }
 
 // Scrub asks the host to compare the copies of the volume while it serves it. A scrub that is
@@ -6337,7 +6357,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
-	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\x83\x05\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xa0\x05\n" +
 	"\x0fInitiatorReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2$.weft.v1.InitiatorReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6358,7 +6378,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04term\x18\r \x01(\x04R\x04term\x12&\n" +
 	"\x0fterm_cluster_id\x18\x0e \x01(\tR\rtermClusterId\x12$\n" +
 	"\rauthenticates\x18\x0f \x01(\bR\rauthenticates\x12\x14\n" +
-	"\x05level\x18\x10 \x01(\rR\x05level\x1a9\n" +
+	"\x05level\x18\x10 \x01(\rR\x05level\x12\x1b\n" +
+	"\thealer_id\x18\x14 \x01(\tR\bhealerId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"g\n" +
@@ -6464,7 +6485,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xc2\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\xdf\x04\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -6486,7 +6507,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"sinceEpoch\x12$\n" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
 	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\x12\x12\n" +
-	"\x04thin\x18> \x01(\bR\x04thin\"\xd9\x01\n" +
+	"\x04thin\x18> \x01(\bR\x04thin\x12\x1b\n" +
+	"\thealer_id\x18F \x01(\tR\bhealerId\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +

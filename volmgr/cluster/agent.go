@@ -236,6 +236,8 @@ type InitiatorReport struct {
 	Evidence    []evidence.Note
 	// Authenticates: the host can prove its identity to targets.
 	Authenticates bool
+	// Heals is the process of the agent, if it can copy to a volume's legs without a device; else empty.
+	Heals string
 }
 
 // Phase is the progress of an attachment on its host.
@@ -330,6 +332,7 @@ type WantedAttachment struct {
 
 	RebuildRate block.Size // see Volume.RebuildRate
 	Thin        bool
+	Heal        string // the process that is to copy to legs, without a device for users; empty: it is an attachment
 	Holds       []WantedHold
 }
 

@@ -276,9 +276,11 @@ func (t *tx) grant(v *Volume, n *Node) {
 }
 
 // supersede begins a new epoch, below which the targets are to admit nothing. Rebuilds under
-// way are abandoned, since the host that made them loses the volume.
+// way are abandoned, since the host that made them loses the volume. So every grant ends the
+// healing of the volume.
 func (t *tx) supersede(v *Volume) {
 	v.Epoch++
+	t.healingEnds(v, fmt.Sprintf("epoch %d began", v.Epoch))
 	v.Attachment = nil
 	v.endShared()
 	t.abandonRebuilds(v, fmt.Sprintf("epoch %d began", v.Epoch))
@@ -647,6 +649,8 @@ func (s *State) deviceWaitsFor(v *Volume, a *Attachment) string {
 	switch {
 	case equalizing:
 		return s.hostWait(a.Node, "to make the copies equal"+progress(r))
+	case a.State == Granted && a.Run != "":
+		return s.hostWait(a.Node, "to connect the legs, so that it can copy")
 	case a.State == Granted:
 		return s.hostWait(a.Node, "to build the device")
 	}
@@ -761,7 +765,7 @@ func (t *tx) settleFence(id block.VolumeID) {
 // rebuild. Once its column has a fenced leg and the earlier host's lease is over, the next
 // grant evicts it (see settleGrant), and no host reads what is still written to it.
 func (s *State) fenceWaits(v *Volume) []string {
-	if v.open() {
+	if v.open() || v.Heal != nil && v.Heal.handedOut() { // every leg in sync was fenced for that
 		return nil
 	}
 	fenced := make([]bool, v.Layout.Stripes)

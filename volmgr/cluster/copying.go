@@ -3,8 +3,11 @@
 package cluster
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -12,7 +15,8 @@ import (
 )
 
 // A rebuild copies a column's data to one leg, which a host does while it serves the volume. This
-// file keeps their history, and says how far they are; sync.go decides when they begin and end.
+// file keeps their history, says how far they are, and gives detached volumes to hosts that copy;
+// sync.go decides when rebuilds begin and end.
 
 // minRebuildRate bounds the rate of rebuilds from below: a host copies 512 KiB at a time, to up to
 // 16 places at once.
@@ -91,10 +95,11 @@ func (t *tx) endRebuild(v *Volume, leg block.LegID, copied block.Size, failed st
 
 // copyReport is the host's newest report on the rebuild of a leg.
 func (s *State) copyReport(v *Volume, leg block.LegID) (CopyReport, bool) {
-	if v.Attachment == nil {
+	a := v.copier()
+	if a == nil {
 		return CopyReport{}, false
 	}
-	r, ok := s.attachmentReport(v, v.Attachment)
+	r, ok := s.attachmentReport(v, a)
 	i := slices.IndexFunc(r.Copies, func(c CopyReport) bool { return c.Leg == leg })
 	if !ok || i < 0 {
 		return CopyReport{}, false
@@ -181,4 +186,390 @@ func (t *tx) setRebuildRate(v *Volume, rate *block.Size) error {
 	}
 	t.volumeEvent(v, event.Info, event.VolumeUpdated, text)
 	return nil
+}
+
+// ---- detached volumes ----
+
+// A detached volume that lacks a copy is healed: the manager has a host copy to its stale legs, as the
+// host to which a volume is attached does, but without a device for users.
+//
+//	                wants a copy, HealAfter          every leg in sync is fenced to E
+//	(detached, E-1) ────────────────────► GRANTING ─────────────────────────────────► GRANTED
+//	        ▲                                                                            │ legs connected,
+//	        │ released              nothing left to copy, or the host is drained         ▼ and made equal
+//	(detached, E) ◄──── DETACHING ◄─────────────────────────────────────────────────  ATTACHED
+//
+//	from anywhere: a grant to somebody, a change of the volume, the host is gone or
+//	makes no progress: (detached, E+1), and the legs that were copied to are stale
+//
+// It is no attachment. Nobody can write, so
+//
+//   - the host may not record that a leg in sync is stale: none misses a write. So the in-sync sets
+//     only grow at this epoch, and labels say of it what they say of a detached volume;
+//   - a volume that was detached cleanly stays so, whatever becomes of the host: it writes only to legs
+//     that are not in sync, and what is recorded in sync was flushed;
+//   - nobody waits for the host. A grant begins the next epoch at once, and needs the same fence as
+//     every grant: no leg that is used admits an older epoch.
+//
+// All legs in sync take part, so that a clean release says that all of them are equal.
+
+// healLevel is the level from which on there are healings.
+const healLevel block.Level = 5
+
+const (
+	healLook     = 2 * time.Second  // how often beginHealings looks
+	healRelease  = 10 * time.Second // how long a host may take to release a volume
+	healPatience = time.Minute      // how long it may make no progress
+	mostHealed   = 8                // volumes at a time, one for each host
+)
+
+// healing is what the manager remembers of a detached volume that lacks a copy.
+type healing struct {
+	since time.Time // it is detached, and lacks a copy that could be made
+	again time.Time // no host begins before
+	ended int       // how often it ended without success
+	moved time.Time // when it last made progress
+	reach string    // how far it was then
+}
+
+// copier is the host that copies to the volume's legs: the one that heals it, or that has it alone; nil:
+// there is none.
+func (v *Volume) copier() *Attachment {
+	if v.Heal != nil {
+		return v.Heal
+	}
+	return v.Attachment
+}
+
+func (v *Volume) checkHeal() error {
+	switch h := v.Heal; {
+	case h == nil:
+	case v.Attachment != nil || len(v.Shared) > 0:
+		return fmt.Errorf("healed by %s, and attached to %s", h.Node, v.users())
+	case h.Epoch != v.Epoch || h.Run == "":
+		return fmt.Errorf("healed by %s at epoch %d, process %q; the volume is at epoch %d", h.Node, h.Epoch, h.Run, v.Epoch)
+	}
+	return nil
+}
+
+// wantsCopy reports whether a host could copy to a leg of the volume now.
+func (s *State) wantsCopy(v *Volume) bool {
+	return slices.ContainsFunc(v.Legs, func(l Leg) bool {
+		return l.member() && (l.State == LegRebuilding || l.State == LegStale && s.uncopyable(v, &l) == "")
+	})
+}
+
+// unhealable says why no host may be given a detached volume to copy to its legs; empty if one may.
+func (s *State) unhealable(v *Volume) string {
+	switch {
+	case v.IsSnapshot():
+		return "a copy of a snapshot is not made again"
+	case !v.usable():
+		return "it is " + v.unready()
+	case v.users() != "":
+		return "it is attached to " + v.users()
+	case v.ExpandingTo != 0:
+		return "it is being expanded"
+	case len(s.takings.Get(v.ID)) > 0:
+		return "a snapshot of it is being taken"
+	case v.unreadable(v.inSync()) >= 0:
+		return fmt.Sprintf("column %d has no copy in sync", v.unreadable(v.inSync()))
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.State == LegInSync && (l.Suspect || !s.servable(l)) {
+			return fmt.Sprintf("%v is %s", l, s.legFact(l))
+		}
+	}
+	return ""
+}
+
+// noHealer says what copying to a detached volume's stale legs waits for.
+func (s *State) noHealer(v *Volume) string {
+	const attach = "the volume to be attached"
+	switch why := s.unhealable(v); {
+	case s.policy.HealAfter <= 0 || v.IsSnapshot():
+		return attach
+	case s.level < healLevel:
+		return fmt.Sprintf("%s; from level %d on a host heals it meanwhile: `weft upgrade finish`", attach, healLevel)
+	case why != "":
+		return fmt.Sprintf("%s; no host heals it meanwhile, since %s", attach, why)
+	case !slices.ContainsFunc(s.Nodes(), func(n Node) bool { return s.cannotHeal(v, n.Name) == "" }):
+		return attach + "; no host can heal it meanwhile: none that is online and in service has an agent that can copy without a device"
+	}
+	return fmt.Sprintf("a host to heal it: one begins %v after it is detached, when its turn comes", s.policy.HealAfter)
+}
+
+// cannotHeal says why a host cannot heal a volume; empty if it can.
+func (s *State) cannotHeal(v *Volume, host block.NodeName) string {
+	on, n := s.initiators[host], s.nodes[host]
+	switch {
+	case on == nil || on.report == nil || !on.status.Online:
+		return fmt.Sprintf("host %s is offline", host)
+	case n == nil || n.Stock || on.report.Heals == "":
+		return fmt.Sprintf("host %s has no agent that can copy without a device", host)
+	case n.ConfirmedDead || n.Draining || !n.MaintainedUntil.IsZero():
+		return fmt.Sprintf("host %s is taken out of service", host)
+	case v.authentication() == block.AuthenticationRequire && !n.InitiatorAuthenticates:
+		return fmt.Sprintf("host %s cannot prove its identity, as %s requires", host, v.object())
+	}
+	return ""
+}
+
+// beginHealings has hosts heal the detached volumes that have lacked a copy for long enough, those with
+// the fewest copies first.
+func (t *tx) beginHealings() {
+	s := t.s
+	if s.policy.HealAfter <= 0 || t.level < healLevel || t.now.Sub(s.lookedHealing) < healLook {
+		return
+	}
+	s.lookedHealing = t.now
+	busy, all := map[block.NodeName]bool{}, map[block.VolumeID]healing{}
+	var due []*Volume
+	for id := range s.unsettled {
+		v, was := t.peek(id), s.healings[id]
+		switch {
+		case v == nil:
+		case v.Heal != nil:
+			busy[v.Heal.Node], all[id] = true, was
+		case s.unhealable(v) != "" || !s.wantsCopy(v):
+			if was.again.After(t.now) && v.users() == "" {
+				all[id] = was
+			}
+		default:
+			if was.since.IsZero() {
+				was.since = t.now
+			}
+			all[id] = was
+			if t.now.Sub(was.since) >= s.policy.HealAfter && !t.now.Before(was.again) {
+				due = append(due, v)
+			}
+		}
+	}
+	s.healings = all
+	left := map[block.VolumeID]int{}
+	for _, v := range due {
+		left[v.ID] = s.copiesLeft(v)
+	}
+	slices.SortFunc(due, func(a, b *Volume) int {
+		return cmp.Or(cmp.Compare(left[a.ID], left[b.ID]), all[a.ID].since.Compare(all[b.ID].since), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
+	})
+	for _, v := range due {
+		if len(busy) >= mostHealed {
+			return
+		}
+		if host := s.healer(v, busy, all[v.ID].ended); host != "" {
+			busy[host] = true
+			t.beginHealing(v.ID, host)
+		}
+	}
+}
+
+// healer chooses a host that is to heal a volume; empty if there is none. One with a leg in sync comes
+// first, since it reads from itself, and after each attempt that failed another one.
+func (s *State) healer(v *Volume, busy map[block.NodeName]bool, attempt int) block.NodeName {
+	var near, others []block.NodeName
+	for name := range s.initiators {
+		switch {
+		case busy[name] || s.cannotHeal(v, name) != "":
+		case slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == name && l.trusted() }):
+			near = append(near, name)
+		default:
+			others = append(others, name)
+		}
+	}
+	slices.Sort(near)
+	slices.Sort(others)
+	if n := len(others); n > 0 { // volumes begin at different hosts
+		first := int(v.ID.UUID[len(v.ID.UUID)-1]) % n
+		others = slices.Concat(others[first:], others[:first])
+	}
+	all := append(near, others...)
+	if len(all) == 0 {
+		return ""
+	}
+	return all[attempt%len(all)]
+}
+
+// beginHealing begins an epoch for a host that is to heal a volume.
+func (t *tx) beginHealing(id block.VolumeID, host block.NodeName) {
+	v, n := t.volume(id), t.nodes.peek(host)
+	t.supersede(v)
+	v.Heal = &Attachment{
+		Node: host, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch, State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(),
+		Run: t.s.initiators[host].report.Heals,
+	}
+	x := t.s.healings[id]
+	x.moved, x.reach = t.now, ""
+	t.s.healings[id] = x
+	t.volumeEvent(v, event.Info, event.VolumeHealing, fmt.Sprintf("host %s copies to its stale legs while it is detached, at epoch %d", host, v.Epoch),
+		"node", string(host), "epoch", fmt.Sprint(v.Epoch))
+}
+
+// settleHealing makes the due transition of a volume that a host heals.
+func (t *tx) settleHealing(id block.VolumeID) {
+	v := t.peek(id)
+	h := v.Heal
+	if h == nil {
+		return
+	}
+	t.leaveOutCopied(id)
+	if why := t.healingBroken(t.peek(id)); why != "" {
+		t.stopHealing(id, why)
+		return
+	}
+	v = t.peek(id)
+	r, reported := t.s.attachmentReport(v, h)
+	needless := ""
+	if !t.s.wantsCopy(v) {
+		needless = "no other leg can be copied to"
+	}
+	switch {
+	case reported && (r.Phase == PhaseDetachedClean || r.Phase == PhaseDetachedUnclean):
+		t.released(id, r)
+	case h.State == Granting && needless != "":
+		t.stopHealing(id, needless)
+	case h.State == Granting:
+		t.settleHealGrant(id)
+	case h.State == Granted && reported && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
+		fresh := t.volume(id).Heal
+		fresh.State, fresh.Since = Attached, t.now.UTC()
+	case h.State != Detaching && (needless != "" || t.s.cannotHeal(v, h.Node) != ""):
+		fresh := t.volume(id).Heal
+		fresh.State, fresh.Since = Detaching, t.now.UTC()
+	}
+	t.noteHealing(id)
+}
+
+// settleHealGrant hands a volume to the host that is to heal it once every leg in sync is fenced. None
+// is left out: the volume is detached, so nobody is in a hurry.
+func (t *tx) settleHealGrant(id block.VolumeID) {
+	v := t.peek(id)
+	if keep, rest := t.s.grantSplit(v); len(rest) > 0 || v.unreadable(keep) >= 0 {
+		return
+	}
+	v = t.volume(id)
+	h := v.Heal
+	h.State, h.Equalize, h.Since, h.Proven = Granted, !v.Clean, t.now.UTC(), t.proven(v, h.Node)
+}
+
+// leaveOutCopied ends the copying to legs of nodes under maintenance, and of targets that stop.
+func (t *tx) leaveOutCopied(id block.VolumeID) {
+	for _, l := range t.peek(id).Legs {
+		if why := t.s.leftOut(t.nodes.peek(l.Node), l.Node); why != "" && l.State == LegRebuilding {
+			t.stale(t.volume(id), l.ID, event.LegStale, why)
+		}
+	}
+}
+
+// healingBroken says why a healing cannot go on; empty if it can.
+func (t *tx) healingBroken(v *Volume) string {
+	h, n, on := v.Heal, t.nodes.peek(v.Heal.Node), t.s.initiators[v.Heal.Node]
+	if t.now.Sub(t.s.began) < 2*OnlineWithin && (on == nil || on.report == nil) {
+		return "" // agents may not have reported to this manager yet
+	}
+	x := t.s.healings[v.ID]
+	switch {
+	case on == nil || on.report == nil || !on.status.Online || t.confirmedDead(h.Node):
+		return fmt.Sprintf("host %s is offline", h.Node)
+	case n == nil || n.InitiatorBoot != h.BootID || n.Host != h.Host || on.report.Heals != h.Run:
+		return fmt.Sprintf("the agent of host %s has started again", h.Node)
+	case h.State == Detaching && t.now.Sub(h.Since) > healRelease:
+		return fmt.Sprintf("host %s did not release it within %v", h.Node, healRelease)
+	case !x.moved.IsZero() && t.now.Sub(x.moved) > healPatience:
+		return fmt.Sprintf("host %s has made no progress for %v", h.Node, healPatience)
+	case t.now.Sub(t.s.began) < 2*OnlineWithin:
+		return "" // the targets may not have reported yet
+	}
+	return t.s.unhealable(v)
+}
+
+// noteHealing notes whether a healing makes progress.
+func (t *tx) noteHealing(id block.VolumeID) {
+	v := t.peek(id)
+	if v.Heal == nil {
+		return
+	}
+	r, _ := t.s.attachmentReport(v, v.Heal)
+	reach := fmt.Sprint(v.Heal.State, r.Phase, r.ResyncDone, v.Generation)
+	for _, c := range r.Copies {
+		reach += fmt.Sprint(" ", c.Leg, c.Done)
+	}
+	if x := t.s.healings[id]; x.reach != reach || x.moved.IsZero() {
+		x.reach, x.moved = reach, t.now
+		t.s.healings[id] = x
+	}
+}
+
+// released ends a healing whose host has released the volume. After a clean release all legs in sync
+// are equal: all of them took part, and were flushed.
+func (t *tx) released(id block.VolumeID, r AttachmentReport) {
+	v := t.volume(id)
+	h := *v.Heal
+	if r.Phase == PhaseDetachedClean && !v.suspects() {
+		v.Clean, v.Holder = true, ""
+	}
+	v.Heal = nil
+	t.abandonRebuilds(v, fmt.Sprintf("host %s has released the volume", h.Node))
+	text := "some legs are still stale"
+	if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.member() && l.State != LegInSync }) {
+		text = "every leg is in sync"
+	}
+	t.healed(v, &h, text)
+	x := t.s.healings[id]
+	x.since, x.moved = time.Time{}, time.Time{}
+	if r.GaveUp.Why != "" {
+		x.fail(t.now)
+	}
+	t.s.healings[id] = x
+}
+
+func (t *tx) healed(v *Volume, h *Attachment, text string) {
+	t.volumeEvent(v, event.Info, event.HealingEnded, fmt.Sprintf("host %s has ended: %s", h.Node, text),
+		"node", string(h.Node), "epoch", fmt.Sprint(h.Epoch), "clean", fmt.Sprint(v.Clean))
+}
+
+// fail has the next host begin only after a pause.
+func (x *healing) fail(now time.Time) {
+	x.ended++
+	x.again = now.Add(min(10*time.Minute, 10*time.Second<<min(x.ended, 10)))
+}
+
+// stopHealing ends the healing of a volume, if there is one, without its host: the targets fence it.
+func (t *tx) stopHealing(id block.VolumeID, why string) {
+	if v := t.peek(id); v != nil && v.Heal != nil {
+		t.endHealing(t.volume(id), why)
+	}
+}
+
+// endHealing is stopHealing for a volume that is being changed.
+func (t *tx) endHealing(v *Volume, why string) {
+	if v.Heal == nil {
+		return
+	}
+	t.healingEnds(v, why)
+	t.supersede(v)
+}
+
+// healingEnds ends the healing of a volume, if there is one. The caller begins an epoch.
+func (t *tx) healingEnds(v *Volume, why string) {
+	if v.Heal == nil {
+		return
+	}
+	t.healed(v, v.Heal, why)
+	v.Heal = nil
+	x := t.s.healings[v.ID]
+	x.moved = time.Time{}
+	x.fail(t.now)
+	t.s.healings[v.ID] = x
+}
+
+// explainHealing covers a detached volume that a host heals.
+func (s *State) explainHealing(e *Explanation, v *Volume) {
+	h := v.Heal
+	if h == nil {
+		return
+	}
+	e.Summary = fmt.Sprintf("%s is detached and %s; host %s heals it, and lets go of it when somebody attaches it", v.object(), strings.ToLower(string(s.health(v))), h.Node)
+	e.Facts = append(e.Facts, fmt.Sprintf("healing on %s, epoch %d: %s since %s", h.Node, h.Epoch, strings.ToLower(string(h.State)), h.Since.UTC().Format(time.RFC3339)))
+	e.Waits = append(e.Waits, s.attachmentWaits(v, h)...)
 }

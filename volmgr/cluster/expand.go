@@ -68,6 +68,7 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 		return nil, err
 	}
 	v = t.volume(v.ID)
+	t.endHealing(v, "it is expanded")
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		if more := image.Beyond(extents[i], l.Extents); len(more) > 0 {

@@ -39,6 +39,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		s.explainRestored(e, v)
 	default:
 		e.Summary = fmt.Sprintf("%s is detached and %s", v.object(), strings.ToLower(string(s.health(v))))
+		s.explainHealing(e, v)
 		for _, wait := range s.fenceWaits(v) {
 			e.Waits = append(e.Waits, "the fence against an earlier host: "+wait)
 		}
@@ -231,7 +232,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 				e.Actions = append(e.Actions, checkDrive(l))
 			}
 		case l.State == LegRebuilding:
-			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.Attachment.Node, l, s.copying(v, l)))
+			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.copier().Node, l, s.copying(v, l)))
 		case s.asked[v.ID][l.ID] != "" && v.Attachment != nil:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to leave out %v: %s", v.Attachment.Node, l, s.asked[v.ID][l.ID]))
 		}
@@ -302,7 +303,7 @@ func detachFirst(v *Volume) string {
 }
 
 func (s *State) progress(v *Volume) string {
-	r, _ := s.attachmentReport(v, v.Attachment)
+	r, _ := s.attachmentReport(v, v.copier())
 	return progress(r)
 }
 

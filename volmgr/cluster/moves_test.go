@@ -37,10 +37,14 @@ type movesWorld struct {
 }
 
 func (w *world) policy() Policy {
-	if w.moves == nil {
-		return Policy{}
+	var p Policy
+	if w.moves != nil {
+		p.ReplaceAfter = 30 * time.Second
 	}
-	return Policy{ReplaceAfter: 30 * time.Second}
+	if w.heals != nil {
+		p.HealAfter = time.Second
+	}
+	return p
 }
 
 // moveActs is an operator who empties and refills parts of the cluster.

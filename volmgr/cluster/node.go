@@ -347,6 +347,9 @@ func (in InitiatorReported) apply(t *tx) (view, error) {
 	if _, err := block.ParseNQN(string(r.Host.NQN)); err != nil {
 		return nil, invalid("host", "%v", err)
 	}
+	if len(r.Heals) > maxBootID {
+		return nil, invalid("healer_id", "%d bytes; at most %d are allowed", len(r.Heals), maxBootID)
+	}
 	if t.s.foreign(r.ClusterID) {
 		return refusal(t.refuseForeign(r.Node, "initiator", r.ClusterID)), nil
 	}
@@ -511,6 +514,7 @@ func (Tick) apply(t *tx) (view, error) {
 	t.settleMaintenance()
 	t.settleSchedules()
 	t.settleRebalances()
+	t.beginHealings()
 	t.settleTrust()
 	t.forgetForeignAgents()
 	return nil, nil

@@ -211,6 +211,10 @@ func (s *State) volumeView(v *Volume) Volume {
 		a := s.attachmentView(v, v.Attachment)
 		view.Attachment = &a
 	}
+	if v.Heal != nil {
+		a := s.attachmentView(v, v.Heal)
+		view.Heal = &a
+	}
 	view.Shared, view.FormerHosts = slices.Clone(v.Shared), slices.Clone(v.FormerHosts)
 	for i := range view.Shared {
 		view.Shared[i] = s.attachmentView(v, &v.Shared[i])

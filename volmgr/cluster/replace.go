@@ -39,12 +39,18 @@ import (
 type Policy struct {
 	// ReplaceAfter is how long a leg may be away before it is made again elsewhere; 0: never.
 	ReplaceAfter time.Duration
+	// HealAfter is how long a volume has been detached, and in want of a copy, before a host copies to
+	// its legs; 0: none does.
+	HealAfter time.Duration
 	// HoldFor is how long a host holds I/O for a snapshot at most; 0: DefaultHoldFor.
 	HoldFor time.Duration
 }
 
 // DefaultReplaceAfter is longer than a boot or an upgrade of a machine takes.
 const DefaultReplaceAfter = 15 * time.Minute
+
+// DefaultHealAfter is longer than the move of a volume from one host to another.
+const DefaultHealAfter = 20 * time.Second
 
 // SetPolicy sets the policy of the steps that follow.
 func (s *State) SetPolicy(p Policy) { s.policy = p }

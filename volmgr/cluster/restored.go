@@ -86,6 +86,7 @@ func (t *tx) restored(v *Volume) {
 	if v.Attachment != nil {
 		v.Holder, v.Attachment = v.Attachment.Node, nil
 	}
+	v.Heal = nil // it has written to no leg in sync
 	v.endShared()
 	v.Restored = v.State != VolumeDeleting
 	for i := range v.Legs {

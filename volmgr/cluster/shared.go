@@ -56,6 +56,23 @@ func (v *Volume) attachments() []*Attachment {
 	return all
 }
 
+// grants are all attachments of a volume, and the host that heals it.
+func (v *Volume) grants() []*Attachment {
+	all := v.attachments()
+	if v.Heal != nil {
+		all = append(all, v.Heal)
+	}
+	return all
+}
+
+// grantOf is the one of grants that is a node's; nil if there is none.
+func (v *Volume) grantOf(node block.NodeName) *Attachment {
+	if v.Heal != nil && v.Heal.Node == node {
+		return v.Heal
+	}
+	return v.attachmentOf(node)
+}
+
 // attachmentOf is the attachment to a node, nil if there is none.
 func (v *Volume) attachmentOf(node block.NodeName) *Attachment {
 	for _, a := range v.attachments() {

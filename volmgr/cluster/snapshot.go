@@ -297,6 +297,7 @@ func (t *tx) beginSnapshots(all []*Volume, group string) error {
 func (t *tx) attempt(members []block.VolumeID) {
 	hold := t.holdID(members)
 	for _, id := range members {
+		t.stopHealing(t.peek(id).Snapshot.Volume, "a snapshot of it is taken")
 		v := t.volume(id)
 		next := *v.Snapshot.Taking
 		next.Attempt++
@@ -967,6 +968,7 @@ func (s *State) goesBack(l *Leg, from *Volume) *Leg {
 
 // restore begins the way back.
 func (t *tx) restore(v, from *Volume) {
+	t.endHealing(v, "it goes back to a snapshot")
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		switch x := t.s.goesBack(l, from); {

@@ -34,6 +34,7 @@
 //	stock.go   hosts without an agent                 term.go   managers that follow one another
 //	replace.go legs that are made again elsewhere     upkeep.go draining, maintenance, moves, copies
 //	trust.go   tokens, authorities and identities     space.go  what thin volumes take and may take
+//	copying.go rebuilds, and detached volumes that a host heals
 //	snapshot.go snapshots, groups of them, and clones
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
@@ -153,6 +154,7 @@ type clock struct {
 	lookedAtSpace  time.Time // when noteFull last did
 
 	lookedRebalance time.Time // when settleRebalances last did
+	lookedHealing   time.Time // when beginHealings last did
 }
 
 // durable is what the records hold: Load makes an equal value from them.
@@ -210,6 +212,7 @@ type reported struct {
 	trials   backoff.Trials
 	away     map[block.DriveID]time.Time // since when drives cannot be used
 	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	healings map[block.VolumeID]healing  // of detached volumes that lack a copy; see copying.go
 	stopping map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
 	// upkeep.go. The inner maps do not change.
@@ -275,6 +278,7 @@ func empty() *State {
 			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
+			healings:      map[block.VolumeID]healing{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
 			answered:      map[block.VolumeID]map[block.NodeName]answered{},
@@ -494,7 +498,7 @@ func (s *State) Fork() *State {
 	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded, f.healings = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
@@ -533,6 +537,7 @@ func (s *State) Copy() *State {
 		c.targets[node] = &own
 	}
 	c.wellness, c.away, c.crowded = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded)
+	c.healings = maps.Clone(s.healings)
 	return &c
 }
 

@@ -41,7 +41,7 @@ func (t *tx) current(id block.VolumeID, node block.NodeName, epoch block.Epoch) 
 		return nil, refused(ReasonEpochSuperseded, v.object(), "epoch %d is superseded by %d", epoch, v.Epoch).
 			with("epoch", fmt.Sprint(v.Epoch))
 	}
-	a := v.attachmentOf(node)
+	a := v.grantOf(node)
 	switch {
 	case a == nil || a.Epoch != epoch || !a.exported():
 		return nil, refused(ReasonNotAttached, v.object(), "not attached to %s at epoch %d", node, epoch)
@@ -129,7 +129,7 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := in.unasked(t.s, v, lost); err != nil {
+	if err := cmp.Or(in.unasked(t.s, v, lost), in.healing(v, lost)); err != nil {
 		return nil, err
 	}
 	if c := v.unreadable(left); c >= 0 {
@@ -184,6 +184,20 @@ func (in RecordStale) unasked(s *State, v *Volume, lost map[block.LegID]bool) er
 	for _, id := range in.Legs {
 		if lost[id] && in.Reasons[id].Word == leftOutReason && s.asked[v.ID][id] == "" {
 			return refused(ReasonNotAsked, v.object(), "%s is not asked to leave out %v, or no longer", in.Node, v.leg(id))
+		}
+	}
+	return nil
+}
+
+// healing refuses to record a leg in sync of a volume that its host only heals: nobody writes, so no
+// such leg misses a write.
+func (in RecordStale) healing(v *Volume, lost map[block.LegID]bool) error {
+	if v.Heal == nil {
+		return nil
+	}
+	for _, id := range in.Legs {
+		if l := v.leg(id); lost[id] && l.State == LegInSync {
+			return refused(ReasonReadOnly, v.object(), "%s copies to legs that are not in sync and nobody writes, so %v cannot miss writes", in.Node, l)
 		}
 	}
 	return nil
@@ -435,21 +449,49 @@ func (s *State) noCopier(v *Volume) string {
 	if len(v.Shared) > 0 {
 		return fmt.Sprintf("the volume, shared by %s, to be attached to one host alone", v.users())
 	}
-	if v.Attachment == nil || v.Attachment.State != Attached {
+	a := v.copier()
+	switch {
+	case a == nil:
+		return s.noHealer(v)
+	case a.State == Detaching && a.Run != "":
+		return fmt.Sprintf("host %s to end its copying", a.Node)
+	case a.State != Attached && a.Run != "":
+		return fmt.Sprintf("host %s to connect the legs, so that it can copy", a.Node)
+	case a.State != Attached:
 		return "the volume to be attached"
-	}
-	if v.Attachment.Stock {
-		return fmt.Sprintf("the volume to be attached to a host with Weft's agent; %s has none to copy with", v.Attachment.Node)
+	case a.Stock:
+		return fmt.Sprintf("the volume to be attached to a host with Weft's agent; %s has none to copy with", a.Node)
 	}
 	// A stalled host counts too: its I/O may wait for this very copy.
-	if r, ok := s.attachmentReport(v, v.Attachment); !ok || r.Phase != PhaseServing && r.Phase != PhaseStalled {
-		return fmt.Sprintf("host %s to serve the volume", v.Attachment.Node)
+	if r, ok := s.attachmentReport(v, a); !ok || r.Phase != PhaseServing && r.Phase != PhaseStalled {
+		return fmt.Sprintf("host %s to serve the volume", a.Node)
 	}
 	return ""
 }
 
 // notCopied says why a stale leg cannot be copied to yet; empty if it can.
 func (s *State) notCopied(v *Volume, l *Leg) string {
+	on := s.targets[l.Node]
+	if why := s.unreachable(v, l); why != "" {
+		return why
+	}
+	switch {
+	case !s.admitted(v, l):
+		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
+	case on.status.Generation < l.StaleAt || on.exported.Has(l.ID):
+		return fmt.Sprintf("target %s to remove the stale export", l.Node)
+	case l.Blank && s.labelsLack(v, l.Column, l.Listed) != nil:
+		return fmt.Sprintf("the label of %v to list the new leg", s.labelsLack(v, l.Column, l.Listed))
+	}
+	return s.rests(l)
+}
+
+// uncopyable is the part of notCopied that may take long: no host is given a volume to copy to such
+// a leg.
+func (s *State) uncopyable(v *Volume, l *Leg) string { return cmp.Or(s.unreachable(v, l), s.rests(l)) }
+
+// unreachable says why a leg could not be written; empty if it can.
+func (s *State) unreachable(v *Volume, l *Leg) string {
 	on, d := s.targets[l.Node], s.drives[l.Drive]
 	switch {
 	case on == nil || !on.status.Online:
@@ -460,12 +502,13 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
 	case !s.largeEnough(v, l):
 		return fmt.Sprintf("target %s to grow %v to %v, as it missed an expansion", l.Node, l, v.Layout.LegSize(v.Size))
-	case !s.admitted(v, l):
-		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
-	case on.status.Generation < l.StaleAt || on.exported.Has(l.ID):
-		return fmt.Sprintf("target %s to remove the stale export", l.Node)
-	case l.Blank && s.labelsLack(v, l.Column, l.Listed) != nil:
-		return fmt.Sprintf("the label of %v to list the new leg", s.labelsLack(v, l.Column, l.Listed))
+	}
+	return ""
+}
+
+// rests says until when a leg that could be copied to is left alone; empty if it is not.
+func (s *State) rests(l *Leg) string {
+	switch {
 	case s.leftOutUntil(l.Node) != "":
 		return s.leftOutUntil(l.Node)
 	case s.pauses(l):
@@ -475,15 +518,16 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 }
 
 // targetRebooted applies lossOf to the node's legs, which may have lost cached writes. It
-// skips volumes that were detached cleanly: their caches were flushed.
+// skips the legs in sync of volumes that were detached cleanly: their caches were flushed, also of
+// those that were copied to since.
 func (t *tx) targetRebooted(name block.NodeName) {
 	for _, id := range sortedIDs(t.s.onNode.Get(name).Keys()) {
 		v := t.peek(id)
-		if v.State != VolumeReady || v.Clean || v.Restored {
+		if v.State != VolumeReady || v.Clean && v.Heal == nil || v.Restored {
 			continue // a restored one is judged by its labels
 		}
 		for _, l := range v.Legs {
-			if l.Node == name {
+			if l.Node == name && !(v.Clean && l.State == LegInSync) {
 				t.lossOf(id, l, "")
 			}
 		}
@@ -510,11 +554,11 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 func (t *tx) driveReturned(d *Drive) {
 	for _, id := range sortedIDs(t.s.onNode.Get(d.Node).Keys()) {
 		v := t.peek(id)
-		if v.State != VolumeReady || v.Clean {
+		if v.State != VolumeReady || v.Clean && v.Heal == nil {
 			continue
 		}
 		for _, l := range v.Legs {
-			if l.Drive == d.ID {
+			if l.Drive == d.ID && !(v.Clean && l.State == LegInSync) {
 				t.lossOf(id, l, driveLoss)
 			}
 		}
@@ -528,6 +572,10 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 		t.volume(id).leg(l.ID).Loss = why
 	}
 	lossy := t.volatileCache(l.Drive)
+	if l.State == LegInSync && lossy { // what was copied from it may be newer than what it has now
+		t.stopHealing(id, fmt.Sprintf("%v: %s", &l, cmp.Or(why, rebootLoss)))
+		l = *t.peek(id).leg(l.ID)
+	}
 	alone := !t.peek(id).dispensable(&l)
 	switch {
 	case l.State == LegRebuilding:
@@ -626,6 +674,7 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 // promote makes one leg the only good one of its column. All other legs of the column
 // become stale, even good ones, and a new epoch keeps their old contents apart.
 func (t *tx) promote(v *Volume, id block.LegID) {
+	t.endHealing(v, "an operator promotes a leg")
 	v.Epoch++
 	v.Clean = false
 	v.Generation++

@@ -95,6 +95,7 @@ type scriptHost struct {
 	notes  map[block.VolumeID]evidence.Note // on its disk
 	uses   map[block.VolumeID][]block.LegID // the legs that it says it uses; nil: it does not tell
 	able   bool                             // to authenticate
+	run    string                           // the process that can heal; empty: it cannot
 }
 
 var t0 = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -312,6 +313,16 @@ var scriptCommands = map[string]func(*script, args) string{
 	"add-host": func(s *script, a args) string {
 		return s.step(AddHost{Node: a.node(0), NQN: block.NQN(a.word(1)), Authenticate: a.has("authenticate")})
 	},
+	// heals c1: its agent can heal volumes; again, and it is another process
+	"heals": func(s *script, a args) string {
+		s.hosts[a.word(0)].run += "run "
+		return s.reportHost(a.word(0))
+	},
+	"heal-after": func(s *script, a args) string {
+		after, _ := time.ParseDuration(a.word(0))
+		s.state.SetPolicy(Policy{HealAfter: after})
+		return ""
+	},
 	"replace-after": func(s *script, a args) string {
 		after, _ := time.ParseDuration(a.word(0))
 		s.state.SetPolicy(Policy{ReplaceAfter: after})
@@ -433,7 +444,7 @@ func (s *script) reportHost(name string) string {
 
 func (s *script) hostReport(name string) InitiatorReport {
 	h := s.hosts[name]
-	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), ClusterID: h.of, Generation: s.state.Generation(), Authenticates: h.able}
+	r := InitiatorReport{Node: block.NodeName(name), BootID: fmt.Sprintf("%s-boot-%d", name, h.boot), Host: hostOf(name), ClusterID: h.of, Generation: s.state.Generation(), Authenticates: h.able, Heals: h.run}
 	if h.heard != 0 {
 		r.Generation = h.heard
 	}
@@ -831,6 +842,13 @@ func (s *script) volume(a args) string {
 	}
 	if at := v.Attachment; at != nil {
 		fmt.Fprintf(&b, "  %s to %s epoch %d boot %s equalize %v", at.State, at.Node, at.Epoch, at.BootID, at.Equalize)
+		if at.WaitingFor != "" {
+			fmt.Fprintf(&b, "; waiting for %s", at.WaitingFor)
+		}
+		b.WriteString("\n")
+	}
+	if at := v.Heal; at != nil {
+		fmt.Fprintf(&b, "  healed by %s, %s, epoch %d equalize %v", at.Node, at.State, at.Epoch, at.Equalize)
 		if at.WaitingFor != "" {
 			fmt.Fprintf(&b, "; waiting for %s", at.WaitingFor)
 		}

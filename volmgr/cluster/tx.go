@@ -222,6 +222,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleAsked(id, ask)
 	t.settleScrub(id)
 	t.settleHeals(id)
+	t.settleHealing(id)
 	t.settleRebuilds(id)
 }
 
@@ -535,9 +536,9 @@ func (w woken) users(v *Volume) {
 	}
 }
 
-// hosts wakes the nodes that have a volume attached, or are about to.
+// hosts wakes the nodes that have a volume attached or heal it, or are about to.
 func (w woken) hosts(v *Volume) {
-	for _, a := range v.attachments() {
+	for _, a := range v.grants() {
 		w.volume(a.Node, v.ID)
 	}
 }

@@ -321,6 +321,9 @@ type Volume struct {
 	// Shared are the attachments of a shared volume, all of one mode and at one
 	// epoch; see shared.go. There are none if Attachment is set.
 	Shared []Attachment `json:"shared,omitempty"`
+	// Heal is a host that copies to the legs of the detached volume, and to nothing else; nil: none does.
+	// It is no attachment: see copying.go. There is none if Attachment is set or Shared is not empty.
+	Heal *Attachment `json:"heal,omitempty"`
 	// Holder is the host of the last exclusive grant, if it has not reported a release.
 	// It may read and write until the next grant is complete.
 	Holder block.NodeName `json:"holder,omitempty"`
@@ -423,6 +426,8 @@ type Attachment struct {
 	SinceEpoch block.Epoch `json:"since_epoch,omitempty"`
 	// Proven says which targets and this host prove their identities to one another: see wanted.go.
 	Proven Proven `json:"proven,omitzero"`
+	// Run is the process of the host's agent that heals the volume; empty: it is an attachment.
+	Run string `json:"run,omitempty"`
 	// Stock: the host has no agent; see stock.go.
 	Stock bool `json:"stock,omitempty"`
 	// Portal is where a stock host connects, as long as its target has that; see stock.go.

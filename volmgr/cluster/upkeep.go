@@ -559,6 +559,7 @@ func (t *tx) setCopies(v *Volume, copies int) error {
 	}
 	was := v.Layout
 	fresh := t.volume(v.ID)
+	t.endHealing(fresh, "its number of copies changes")
 	if a := fresh.Attachment; a != nil {
 		a.Copies = cmp.Or(a.Copies, was.Copies)
 	}

@@ -24,6 +24,10 @@ func (v *Volume) clone() *Volume {
 		a := *v.Attachment
 		c.Attachment = &a
 	}
+	if v.Heal != nil {
+		a := *v.Heal
+		c.Heal = &a
+	}
 	return &c
 }
 
@@ -33,7 +37,7 @@ func (v *Volume) nodes() []block.NodeName {
 	for _, l := range v.Legs {
 		all = append(all, l.Node)
 	}
-	for _, a := range v.attachments() {
+	for _, a := range v.grants() {
 		all = append(all, a.Node)
 	}
 	if x := v.taking(); x != nil { // what they report decides how it goes on
@@ -54,7 +58,7 @@ func (v *Volume) unsettled() bool {
 		return len(v.FormerHosts) > 0 || slices.ContainsFunc(v.Shared, func(a Attachment) bool { return a.State != Attached })
 	}
 	if v.Attachment == nil {
-		return v.Holder != "" || len(v.FormerHosts) > 0 // hosts that the targets have to fence
+		return v.Heal != nil || v.Holder != "" || len(v.FormerHosts) > 0 // hosts that the targets have to fence
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
 }
@@ -75,11 +79,11 @@ func (v *Volume) check() error {
 		if err := l.Image.Check(); err != nil {
 			return fmt.Errorf("leg %v: %w", l.ID, err)
 		}
-		if l.State == LegRebuilding && v.Attachment == nil {
-			return fmt.Errorf("leg %v: rebuilding in a volume that is not attached exclusively", l.ID)
+		if l.State == LegRebuilding && v.copier() == nil {
+			return fmt.Errorf("leg %v: rebuilding in a volume that no host has exclusively", l.ID)
 		}
 	}
-	return cmp.Or(v.checkPlaces(), v.checkShared())
+	return cmp.Or(v.checkPlaces(), v.checkShared(), v.checkHeal())
 }
 
 func (v *Volume) leg(id block.LegID) *Leg {
@@ -396,6 +400,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 			hint("wait until `weft volume show %s` shows it ready, or delete that volume", c)
 	}
 	v := t.volume(found.ID)
+	t.endHealing(v, "it is deleted")
 	if v.IsSnapshot() {
 		v.Snapshot = v.Snapshot.with(nil)
 	}

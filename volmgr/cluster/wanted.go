@@ -56,7 +56,7 @@ func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) Ta
 		if here && v.State != VolumeDeleting && v.Epoch > 0 {
 			w.Admissions = append(w.Admissions, Admission{v.ID, v.Epoch})
 		}
-		for _, a := range v.attachments() {
+		for _, a := range v.grants() {
 			if x, ok := s.export(v, a, node); ok {
 				w.Exports = append(w.Exports, x)
 			}
@@ -252,7 +252,7 @@ func (s *State) WantedInitiatorOf(node block.NodeName, volumes []block.VolumeID)
 		if v == nil {
 			continue
 		}
-		if a := v.attachmentOf(node); a != nil && a.exported() && !a.Stock {
+		if a := v.grantOf(node); a != nil && a.exported() && !a.Stock {
 			w.Attachments = append(w.Attachments, s.wantedAttachment(v, a))
 		}
 	}
@@ -263,7 +263,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
-		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a),
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a), Heal: a.Run,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
@@ -354,7 +354,7 @@ func (t *tx) barred(v *Volume, node block.NodeName) bool {
 // settleProven decides for each target of a grant whether it demands a proof.
 func (t *tx) settleProven(id block.VolumeID) {
 	v := t.peek(id)
-	for _, a := range v.attachments() {
+	for _, a := range v.grants() {
 		if !a.exported() || !a.Proven.By || a.Proven.Required {
 			continue
 		}
@@ -371,7 +371,7 @@ func (t *tx) settleProven(id block.VolumeID) {
 			at[node] = n != nil && n.TargetAuthenticates
 		}
 		if len(at) > len(a.Proven.At) {
-			t.volume(id).attachmentOf(a.Node).Proven.At = at
+			t.volume(id).grantOf(a.Node).Proven.At = at
 		}
 	}
 }

@@ -54,6 +54,7 @@ type world struct {
 	goesOn          bool        // a weakened host: it continues with a leg that lost unflushed writes
 	hardware        *hardware   // nil: drives do not fail
 	moves           *movesWorld // nil: legs stay where they are
+	heals           *healsWorld // nil: no host heals a volume
 	notesLate       bool        // a weakened host: it continues without a leg that its note still names
 	losesStore      bool        // the manager's store is lost from time to time
 	backup          []Record
@@ -132,6 +133,7 @@ type wHost struct {
 	wAgent
 	name    block.NodeName
 	boot    int
+	runs    int                              // processes of its agent, of which a boot may see several
 	ending  bool                             // it is shutting down, and has released what it could
 	notes   map[block.VolumeID]evidence.Note // on its disk: they survive a boot
 	gen     uint64
@@ -244,8 +246,18 @@ func (w *world) step(in Input) error {
 			before[l.ID] = l
 		}
 	}
+	var healed Volume
+	if v := w.state.volumes.Get(w.state.idOf("a")); v != nil && w.heals != nil {
+		healed = *v.clone()
+	}
 	said := w.repeats(in)
 	out, err := w.state.Step(w.now, said)
+	if v := w.state.volumes.Get(healed.ID); v != nil && w.heals != nil {
+		w.violation = cmp.Or(w.violation, w.watchHealing(in, healed, v, out.Events))
+		if err := v.check(); err != nil {
+			w.violation = cmp.Or(w.violation, "I14: "+err.Error())
+		}
+	}
 	if v := w.state.volumes.Get(w.state.idOf("a")); v != nil && w.moves != nil {
 		w.violation = cmp.Or(w.violation, w.checkMove(before, v))
 	}
@@ -305,6 +317,9 @@ func pick[T any](w *world, from []T) T { return from[w.rng.IntN(len(from))] }
 
 // act does one random thing.
 func (w *world) act() {
+	if w.heals != nil && w.healActs() {
+		return
+	}
 	if w.hardware != nil && w.hardwareActs() {
 		return
 	}
@@ -451,8 +466,14 @@ func (w *world) hostActs(h *wHost) {
 
 func (h *wHost) bootID() string { return fmt.Sprintf("%s-boot-%d", h.name, h.boot) }
 
+// run is the process of the agent.
+func (h *wHost) run() string { return fmt.Sprintf("%s-run-%d", h.bootID(), h.runs) }
+
 func (w *world) hostReport(h *wHost) InitiatorReport {
 	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Highest: Term{testCluster(), h.newest.term}, Generation: h.gen, Host: hostOf(string(h.name))}
+	if w.heals != nil {
+		r.Heals = h.run()
+	}
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
 		a := AttachmentReport{Volume: id, Epoch: v.wanted.Epoch, Grant: v.wanted.Grant, Phase: PhaseConnecting}
@@ -476,7 +497,7 @@ func (w *world) hostReport(h *wHost) InitiatorReport {
 
 // note makes a host note which legs are in sync as far as it knows.
 func (w *world) note(h *wHost, v *wVolume) {
-	if v.readOnly() {
+	if v.readOnly() || v.wanted.Heal != "" {
 		return
 	}
 	e := evidence.Note{Volume: v.wanted.Volume, Epoch: v.wanted.Epoch}
@@ -497,7 +518,7 @@ func (w *world) obey(h *wHost, wanted InitiatorWanted) {
 	h.gen = wanted.Generation
 	listed := map[block.VolumeID]WantedAttachment{}
 	for _, a := range wanted.Attachments {
-		if a.BootID == h.bootID() {
+		if a.BootID == h.bootID() && (a.Heal == "" || a.Heal == h.run()) {
 			listed[a.Volume] = a
 		}
 	}
@@ -767,6 +788,11 @@ func (w *world) serve(h *wHost, v *wVolume) {
 	}
 	if w.mood == caches && w.chance(30) && w.settled(h, v) {
 		w.flush(v)
+	}
+	if v.wanted.Heal != "" { // it has no users
+		w.rebuild(h, v)
+		w.finish(h, v)
+		return
 	}
 	switch w.rng.IntN(5) {
 	case 0, 1:
@@ -1076,7 +1102,7 @@ func (w *world) rebuiltSince(call Input) (legs []block.LegID) {
 func (w *world) answered(c wCall) {
 	switch in := c.in.(type) {
 	case RecordStale:
-		if x := w.state.volumes.Get(in.Volume); x == nil || x.attachmentOf(in.Node) == nil || x.attachmentOf(in.Node).Epoch != in.Epoch {
+		if x := w.state.volumes.Get(in.Volume); x == nil || x.grantOf(in.Node) == nil || x.grantOf(in.Node).Epoch != in.Epoch {
 			w.violation = fmt.Sprintf("I4: %s recorded at epoch %d without having the volume", in.Node, in.Epoch)
 		}
 		v := c.host.volumes[in.Volume]
@@ -1093,6 +1119,9 @@ func (w *world) answered(c wCall) {
 			}
 			if used := in.Revisions[leg]; used != 0 {
 				revision = used
+			}
+			if l := v.links[leg]; l != nil && l.Revision > revision {
+				continue // a repeated answer, and the leg is being rebuilt since
 			}
 			w.drop(c.host, v, leg, revision)
 		}

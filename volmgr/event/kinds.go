@@ -46,6 +46,8 @@ const (
 	VolumeReady      = "volume.ready"
 	SnapshotFailed   = "snapshot.failed"  // it was not taken, and is deleted
 	VolumeRestoring  = "volume.restoring" // it goes back to a snapshot
+	VolumeHealing    = "volume.healing"   // a host copies to the legs of a detached volume
+	HealingEnded     = "volume.healing-ended"
 	VolumeWentBack   = "volume.restored"
 	RestoreFailed    = "volume.restore-failed" // it is unchanged
 	VolumeUpdated    = "volume.updated"

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/event"
+)
+
+// heals makes hosts heal detached volumes, soon after they are detached, and operators detach
+// volumes more often than otherwise.
+func heals(w *world) {
+	w.heals = &healsWorld{}
+	w.state.SetPolicy(w.policy())
+	for _, h := range w.hosts {
+		w.linkHost(h)
+	}
+}
+
+// healsWorld counts what happens to volume a in a history of healings.
+type healsWorld struct {
+	begun, healed, ended     int
+	taken, crashed, restarts int
+}
+
+// watchHealing checks a step by what it made of volume a.
+func (w *world) watchHealing(in Input, before Volume, v *Volume, events []event.Event) string {
+	x := w.heals
+	was, now := before.Heal, v.Heal
+	switch {
+	case was == nil && now != nil:
+		x.begun++
+		if before.Epoch >= now.Epoch {
+			return fmt.Sprintf("I14: healing begins at epoch %d, which was over at %d", now.Epoch, before.Epoch)
+		}
+	case was != nil && now == nil:
+		x.ended++
+		if _, attach := in.(Attach); attach {
+			x.taken++
+		}
+		if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegRebuilding }) {
+			return "I14: healing has ended, and a leg is still copied to"
+		}
+	}
+	if was != nil && before.Clean && !v.Clean && now != nil {
+		return "I14: a volume that was detached cleanly is healed, and no longer counts as clean"
+	}
+	if now != nil && before.Epoch == v.Epoch && was != nil {
+		for _, l := range before.Legs {
+			if now := v.leg(l.ID); l.State == LegInSync && now != nil && now.State != LegInSync && now.Retired == 0 && !now.Suspect && !l.Suspect {
+				return fmt.Sprintf("I14: %v was in sync and is %s in a volume that is only healed", &l, now.State)
+			}
+		}
+	}
+	if was != nil {
+		for _, l := range v.Legs {
+			if old := before.leg(l.ID); old != nil && old.State == LegRebuilding && l.State == LegInSync {
+				x.healed++
+			}
+		}
+	}
+	return ""
+}
+
+// healActs are what a history of healings has more of: volumes are detached, hosts that heal die, their
+// agents start again without a boot, and users want the volume.
+func (w *world) healActs() bool {
+	v := w.state.volumes.Get(w.state.idOf("a"))
+	if v == nil || !w.chance(6) {
+		return false
+	}
+	switch h := v.Heal; {
+	case v.Attachment != nil && w.chance(40):
+		w.step(Detach{Volume: "a", Force: w.chance(30)})
+	case v.Attachment != nil: // so that it loses a leg
+		path := [2]block.NodeName{v.Attachment.Node, pick(w, w.targets).name}
+		w.reach[path] = !w.reach[path]
+	case h == nil && w.state.unhealable(v) == "":
+		w.pass(2 * time.Second)
+	case h == nil || w.chance(50):
+		return false
+	case w.chance(30):
+		w.step(Attach{Volume: "a", Node: pick(w, w.hosts).name})
+	case w.chance(40):
+		host := w.hosts[slices.IndexFunc(w.hosts, func(x *wHost) bool { return x.name == h.Node })]
+		if w.heals.crashed++; w.chance(50) {
+			w.crashHost(host)
+			return true
+		}
+		w.heals.restarts++
+		host.runs++ // a new process, and the same boot: what was under way on its way stays so
+		for id, x := range host.volumes {
+			if x.wanted.Heal != "" {
+				delete(host.volumes, id)
+			}
+		}
+		if host.linked {
+			w.linkHost(host)
+		}
+	case w.chance(30):
+		w.step(ExpandVolume{"a", grown})
+	default:
+		w.restart()
+	}
+	return true
+}
+
+func TestRandomHistoriesOfHealing(t *testing.T) {
+	t.Parallel()
+	for name, p := range map[string]place{
+		"heals":       {setting: heals},
+		"moves":       {setting: func(w *world) { moves(w); heals(w) }},
+		"copies":      {setting: func(w *world) { moves(w); w.moves.copies = true; heals(w) }},
+		"lost stores": {setting: func(w *world) { losesStore(w); heals(w) }},
+		"bad drives":  {setting: func(w *world) { withHardware(w); heals(w) }, in: caches},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			seeds := *histories / 2
+			if testing.Short() {
+				seeds = min(seeds, 10)
+			}
+			var sum healsWorld
+			served := 0
+			for seed := range seeds {
+				if p.in != mixed {
+					seed = seed*uint64(moods) + uint64(p.in)
+				}
+				bad, w := history(seed, p.setting)
+				if bad != "" {
+					t.Fatal(bad)
+				}
+				x := w.heals
+				sum.begun, sum.ended, sum.healed, sum.taken, sum.crashed, sum.restarts = sum.begun+x.begun, sum.ended+x.ended, sum.healed+x.healed, sum.taken+x.taken, sum.crashed+x.crashed, sum.restarts+x.restarts
+				served += w.serves
+			}
+			did := fmt.Sprintf("%d histories began %d healings and ended %d of them, %d by an attach; %d legs were healed, %d hosts died or started again (%d) meanwhile; served %d times", seeds, sum.begun, sum.ended, sum.taken, sum.healed, sum.crashed, sum.restarts, served)
+			if n := int(seeds); sum.begun < n || sum.taken < n/4 || sum.healed < n/4 || sum.crashed < n/20 || served < n {
+				t.Errorf("%s, want more", did)
+			}
+			t.Log(did)
+		})
+	}
+}
+
+// healed returns a script with volume db1, of two copies on t1 and t2 of which leg 0.1 is stale, that was
+// detached from c1, cleanly or by force, and hosts c2 and c3, which can heal.
+func healedScript(t *testing.T, force string) *script {
+	s := newScript(t)
+	for _, line := range []string{
+		"target t1 rack=r1 drives=4GiB volatile", "target t2 rack=r2 drives=4GiB volatile", "target t3 rack=r3 drives=4GiB volatile", "host c1", "host c2", "host c3", "heals c2", "heals c3",
+		"create db1 size=1GiB copies=2 spread=rack", "comply", "attach db1 c1", "comply", "serve c1 db1",
+		"stale c1 db1 0.1", "comply", "detach db1 " + force, "heal-after 10s",
+	} {
+		s.run(line)
+	}
+	if force == "" {
+		s.run("release c1 db1")
+	} else {
+		delete(s.hosts["c1"].phase, "db1")
+	}
+	s.run("comply")
+	return s
+}
+
+// at is the node of a leg.
+func (s *script) at(copy int) string { return string(s.db1().legAt(0, copy).Node) }
+
+func (s *script) db1() *Volume { return s.state.volumes.Get(s.state.idOf("db1")) }
+
+// begins waits until a host heals the volume, and returns its name.
+func (s *script) begins() string {
+	s.t.Helper()
+	s.run("wait 14s t1 t2 t3 c1 c2 c3")
+	if s.db1().Heal == nil {
+		s.t.Fatalf("nobody heals it: %s", s.run("explain db1"))
+	}
+	return string(s.db1().Heal.Node)
+}
+
+// copies has the host copy to leg 0.1, and returns its name.
+func (s *script) copies() string {
+	s.t.Helper()
+	host := s.begins()
+	s.run("comply")
+	s.run("serve " + host + " db1")
+	s.run("comply")
+	s.run("serve " + host + " db1")
+	if l := s.db1().legAt(0, 1); l.State != LegRebuilding {
+		s.t.Fatalf("%v is %s: %s", l, l.State, s.run("explain db1"))
+	}
+	return host
+}
+
+func TestAHealerRecordsNoGoodLeg(t *testing.T) {
+	s := healedScript(t, "")
+	host := s.copies()
+	if out := s.run("in-sync " + host + " db1 0.1"); s.db1().legAt(0, 1).State != LegInSync {
+		t.Fatalf("the copy is not recorded: %s", out)
+	}
+	if out := s.run("stale " + host + " db1 0.0"); s.db1().legAt(0, 0).State != LegInSync {
+		t.Errorf("a leg in sync of a volume that nobody writes is stale: %s", out)
+	}
+}
+
+func TestHealingWaitsForEveryFence(t *testing.T) {
+	s := healedScript(t, "force")
+	s.run("heal-after 1000h")
+	for _, line := range []string{"attach db1 c1", "comply", "serve c1 db1", "comply", "serve c1 db1", "in-sync c1 db1 0.1", "update db1 copies=3", "comply", "serve c1 db1"} {
+		s.run(line)
+	}
+	delete(s.hosts["c1"].phase, "db1")
+	s.run("detach db1 force")
+	s.run("heal-after 10s")
+	s.run("comply")
+	if n := len(s.db1().column(0)); n != 3 {
+		t.Fatalf("there are %d legs", n)
+	}
+	s.begins()
+	for _, name := range []string{"t1", "t2", "t3"} {
+		if name != s.at(1) {
+			s.run("comply " + name)
+		}
+	}
+	if h := s.db1().Heal; h == nil || h.State != Granting {
+		t.Errorf("it is handed out, and a leg's target has not fenced the host before: %+v", h)
+	}
+	s.run("comply")
+	if h := s.db1().Heal; h == nil || h.State != Granted || !h.Equalize {
+		t.Errorf("it is not handed out to be made equal: %+v", h)
+	}
+}
+
+// A user gets the volume as if it was not healed: no target is waited for but those that have legs in
+// sync, also if the host that heals it and the target of the leg that is copied to do not answer.
+func TestAUserEndsHealingAtOnce(t *testing.T) {
+	for name, force := range map[string]string{"detached cleanly": "", "taken by force": "force"} {
+		t.Run(name, func(t *testing.T) {
+			s := healedScript(t, force)
+			host := s.copies()
+			was := s.db1()
+			s.run("attach db1 c1")
+			if v := s.db1(); v.Heal != nil || v.Epoch != was.Epoch+1 || v.legAt(0, 1).State != LegStale || v.Clean != was.Clean {
+				t.Errorf("healed by %+v at epoch %d, before %d; %v is %s; clean %v, before %v", v.Heal, v.Epoch, was.Epoch, v.legAt(0, 1), v.legAt(0, 1).State, v.Clean, was.Clean)
+			}
+			s.run("comply " + s.at(0))
+			if a := s.db1().Attachment; a.State != Granted || a.Equalize != (force != "") {
+				t.Errorf("it is %s, to be made equal: %v", a.State, a.Equalize)
+			}
+			if out := s.run("in-sync " + host + " db1 0.1 epoch=" + fmt.Sprint(was.Epoch)); s.db1().legAt(0, 1).State != LegStale {
+				t.Errorf("the host that healed it has its copy recorded: %s", out)
+			}
+			for _, x := range s.state.WantedTarget(block.NodeName(s.at(0))).Exports {
+				if x.Epoch != s.db1().Epoch {
+					t.Errorf("epoch %d is exported", x.Epoch)
+				}
+			}
+		})
+	}
+}
+
+// The copy is in a cache when its target loses power: it may not count as begun.
+func TestALegThatIsHealedLosesPower(t *testing.T) {
+	s := healedScript(t, "")
+	s.copies()
+	s.run("reboot " + s.at(1))
+	if l := s.db1().legAt(0, 1); l.State == LegRebuilding || !l.CopyAll {
+		t.Errorf("%v is %s, and all of it is to be copied: %v", l, l.State, l.CopyAll)
+	}
+	if !s.db1().Clean {
+		t.Error("the volume does not count as detached cleanly")
+	}
+	s.run("reboot " + s.at(0)) // its leg was flushed when the volume was detached
+	if l := s.db1().legAt(0, 0); l.Suspect || l.State != LegInSync {
+		t.Errorf("%v is %s, suspect: %v", l, l.State, l.Suspect)
+	}
+}
+
+// What was copied from a leg that loses its cache may be newer than what that has now.
+func TestHealingEndsWhenItsSourceLosesItsCache(t *testing.T) {
+	s := healedScript(t, "force")
+	s.copies()
+	s.run("reboot " + s.at(0))
+	if v := s.db1(); v.Heal != nil || v.legAt(0, 1).State == LegRebuilding {
+		t.Errorf("healed by %+v, and %v is %s", v.Heal, v.legAt(0, 1), v.legAt(0, 1).State)
+	}
+}
+
+func TestAHealerThatStartsAgainIsFenced(t *testing.T) {
+	s := healedScript(t, "")
+	host, epoch := s.copies(), s.db1().Epoch
+	s.run("heals " + host)
+	s.run("wait 1s t1 t2 t3 c1 c2 c3")
+	if v := s.db1(); v.Heal != nil || v.Epoch == epoch {
+		t.Errorf("at epoch %d, healed by %+v", v.Epoch, v.Heal)
+	}
+	if s.run("wait 60s t1 t2 t3 c1 c2 c3"); s.db1().Heal == nil || string(s.db1().Heal.Node) == host {
+		t.Errorf("after a minute it is healed by %+v, want another host", s.db1().Heal)
+	}
+}
+
+func TestNothingIsHealedThatIsChanging(t *testing.T) {
+	s := healedScript(t, "")
+	id := s.db1().ID
+	s.state.takings.Set(s.state.by, id, []block.VolumeID{id})
+	if s.run("wait 60s t1 t2 t3 c1 c2 c3"); s.db1().Heal != nil {
+		t.Error("it is healed while a snapshot of it is taken")
+	}
+	s.state.takings.Delete(s.state.by, id)
+	s.copies()
+	s.run("expand db1 size=2GiB")
+	if v := s.db1(); v.Heal != nil || v.ExpandingTo == 0 {
+		t.Errorf("it is expanded, and healed by %+v", v.Heal)
+	}
+}
+
+func TestHealingWaitsForItsLevel(t *testing.T) {
+	s := healedScript(t, "")
+	s.state.level = healLevel - 1
+	s.store[LevelKey] = encode(LevelKey, levelRecord{s.state.level}).Value
+	if s.run("wait 60s t1 t2 t3 c1 c2 c3"); s.db1().Heal != nil {
+		t.Error("it is healed at a level of which older managers know nothing")
+	}
+}
+
+// A drained host lets go in order, and another one goes on. One that does not is fenced.
+func TestADrainedHostLetsGo(t *testing.T) {
+	s := healedScript(t, "")
+	host := s.copies()
+	s.run("maintain " + host + " for=1h")
+	s.run("wait 1s t1 t2 t3 c1 c2 c3")
+	if h := s.db1().Heal; h == nil || h.State != Detaching || s.db1().users() != "" {
+		t.Fatalf("it is healed by %+v, used by %q", h, s.db1().users())
+	}
+	epoch := s.db1().Epoch
+	if s.run("wait 12s t1 t2 t3 c1 c2 c3"); s.db1().Heal != nil || s.db1().Epoch == epoch {
+		t.Errorf("12 s later, at epoch %d, it is healed by %+v", s.db1().Epoch, s.db1().Heal)
+	}
+	if s.run("wait 60s t1 t2 t3 c1 c2 c3"); s.db1().Heal == nil || string(s.db1().Heal.Node) == host {
+		t.Errorf("after a minute it is healed by %+v, want another host", s.db1().Heal)
+	}
+}
