@@ -98,7 +98,7 @@ func (a *Agent) keep(ctx context.Context) error {
 		a.mu.Lock()
 		k := a.keepers[v]
 		if k == nil {
-			k = a.path.keeper(v)
+			k = a.keeper(v)
 			a.keepers[v] = k
 		}
 		a.mu.Unlock()
@@ -192,8 +192,8 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 			a.log.Error("wanted attachment is malformed", "err", err)
 			continue
 		}
-		if p.GetBootId() != a.cfg.BootID {
-			continue // granted to an earlier boot; the manager will grant it again
+		if p.GetBootId() != a.cfg.BootID || p.GetHealerId() != "" && p.GetHealerId() != a.healer {
+			continue // granted to an earlier boot or process; the manager will grant it again
 		}
 		listed[v] = block.Epoch(p.GetEpoch())
 		w, err := keeper.Parse(p)
@@ -325,6 +325,9 @@ func (a *Agent) report() *pb.InitiatorReport {
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
 		Scale:    parts.Understood(),
 		Evidence: a.evidence.Report(),
+	}
+	if a.heals() {
+		r.HealerId = a.healer
 	}
 	r.Authenticates = a.path != nil && a.path.authenticates()
 	if o := a.newest.Newest(); o.Term > 0 {

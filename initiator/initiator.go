@@ -138,6 +138,10 @@ type Agent struct {
 	cfg  Config
 	log  *slog.Logger
 	path dataPath // nil: Run opens it
+	// healer is the id of this process, for volumes that it heals. healing has the volumes that it
+	// heals beside a path that makes a device for each volume; nil: path heals, or nothing does.
+	healer  string
+	healing *userspace.Path
 	// evidence is nil until Run has opened it.
 	evidence *evidence.Book
 	// newest is the newest order acted on; Run loads it.
@@ -161,7 +165,11 @@ func (a *Agent) open() (dataPath, error) {
 	if a.cfg.Datapath == User {
 		return openUserPath(a)
 	}
-	return openKernelPath(a)
+	path, err := openKernelPath(a)
+	if err == nil {
+		a.healing = userspace.New(a.userspace())
+	}
+	return path, err
 }
 
 // New checks cfg and makes an agent; it touches nothing else. Run does the work.
@@ -174,7 +182,7 @@ func New(cfg Config) (*Agent, error) {
 	cfg.Manager = checkedAgents{cfg.Manager, newest, &numbers{}}
 	return &Agent{
 		cfg: cfg, log: cfg.Log, newest: newest,
-		wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
+		healer: bootOfProcess(), wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
 		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
 		keepers:  map[block.VolumeID]volumeKeeper{}, since: map[string]time.Time{},
 	}, nil

@@ -7,12 +7,16 @@ import (
 	"crypto/rand"
 	"log/slog"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/userspace"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 )
 
@@ -36,12 +40,75 @@ func openUserPath(a *Agent) (*userPath, error) {
 		removeLeft(o, c.ResumeWithin > 0, a.log)
 		export = userspace.Devices(o)
 	}
-	path := userspace.New(userspace.Config{
-		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Export: export, Dial: c.Dial, Rail: c.Labels[railLabel], Near: c.Near,
+	config := a.userspace()
+	config.Export, config.Evidence = export, a.evidence
+	return &userPath{Path: userspace.New(config), lock: lock}, nil
+}
+
+// userspace is the configuration of volumes in this process, without devices or notes.
+func (a *Agent) userspace() userspace.Config {
+	c := a.cfg
+	return userspace.Config{
+		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Dial: c.Dial, Rail: c.Labels[railLabel], Near: c.Near,
 		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
-		Evidence: a.evidence, Changed: a.changed, Meter: meter{a}, Log: c.Log,
-	})
-	return &userPath{Path: path, lock: lock}, nil
+		Changed: a.changed, Meter: meter{a}, Log: c.Log,
+	}
+}
+
+// heals reports whether this process can copy to a volume's legs without a device.
+func (a *Agent) heals() bool { return a.healing != nil || a.cfg.Datapath == User }
+
+// keeper makes the keeper of a volume.
+func (a *Agent) keeper(v block.VolumeID) volumeKeeper {
+	if a.healing == nil {
+		return a.path.keeper(v)
+	}
+	return healedKeeper{a.path.keeper(v), a.healing.Keeper(v)}
+}
+
+// healedKeeper keeps a volume on the kernel's path, and in this process while it heals the volume: that
+// makes no device, so it needs nothing of the kernel. Both are told what is wanted, one of them that nothing
+// is. So what one of them has of an earlier epoch ends while the other begins.
+type healedKeeper struct{ attached, healing volumeKeeper }
+
+func (k healedKeeper) Run(ctx context.Context) {
+	var both sync.WaitGroup
+	both.Go(func() { k.attached.Run(ctx) })
+	both.Go(func() { k.healing.Run(ctx) })
+	both.Wait()
+}
+
+func (k healedKeeper) Want(w *volume.Wanted, problem string, generation uint64) {
+	if w != nil && w.Heal {
+		k.attached.Want(nil, "", generation)
+		k.healing.Want(w, problem, generation)
+		return
+	}
+	k.attached.Want(w, problem, generation)
+	k.healing.Want(nil, "", generation)
+}
+
+func (k healedKeeper) Poke() {
+	k.attached.Poke()
+	k.healing.Poke()
+}
+
+// State has the report on the later of two epochs: the manager asks for no other.
+func (k healedKeeper) State() keeper.State {
+	s, h := k.attached.State(), k.healing.State()
+	s.Acted, s.Idle = min(s.Acted, h.Acted), s.Idle && h.Idle
+	s.Notes, s.Suspects = slices.Concat(s.Notes, h.Notes), slices.Concat(s.Suspects, h.Suspects)
+	if h.Report.GetEpoch() > s.Report.GetEpoch() {
+		s.Report, s.Left = h.Report, h.Left
+	}
+	return s
+}
+
+func (k healedKeeper) Figures() *keeper.Figures {
+	if f := k.attached.Figures(); f != nil {
+		return f
+	}
+	return k.healing.Figures()
 }
 
 // removeLeft removes the devices of a killed process: they serve nothing, and their volumes

@@ -37,6 +37,7 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		Detach:      p.GetDetach(),
 		RebuildRate: block.Size(p.GetRebuildBytesPerSecond()),
 		Thin:        p.GetThin(),
+		Heal:        p.GetHealerId() != "",
 		Layout: block.Layout{
 			Stripes: int(p.GetLayout().GetStripes()),
 			Copies:  int(p.GetLayout().GetCopies()),

@@ -101,6 +101,15 @@ type Exported interface {
 	Done() <-chan struct{}
 }
 
+// noDevice stands for the device of a volume that a host only copies to: nobody can open it.
+type noDevice struct{}
+
+func (noDevice) Path() string                      { return "" }
+func (noDevice) Number() string                    { return "" }
+func (noDevice) Resize(context.Context) error      { return nil }
+func (noDevice) Close(context.Context, bool) error { return nil }
+func (noDevice) Done() <-chan struct{}             { return nil }
+
 // survivor is an Exported that can wait for the next process with its users.
 type survivor interface {
 	// Survives reports whether it would.

@@ -188,6 +188,11 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 		return volume.ErrLater
 	}
 	ctx, st.cancel = context.WithCancel(ctx)
+	if w.Heal { // the volume has no users
+		st.cancel()
+		st.device, st.size, st.flushed = noDevice{}, st.volume.Geometry().Size, false
+		return nil
+	}
 	size := st.volume.Geometry().Size // at least; it may grow meanwhile
 	var device Exported
 	return k.await(ctx, what, exportTimeout, func(ctx context.Context) (err error) {

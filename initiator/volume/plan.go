@@ -140,7 +140,7 @@ func (p *planner) noteOf() Note {
 
 // notes reports whether the volume needs notes: with a single copy, or no writer, its legs
 // cannot differ.
-func (p *planner) notes() bool { return p.w.Layout.Copies > 1 && !p.w.ReadOnly }
+func (p *planner) notes() bool { return p.w.Layout.Copies > 1 && !p.w.ReadOnly && !p.w.Heal }
 
 // note writes down that legs are no longer in sync, before I/O continues without them: after a
 // crash, a note must not name too many legs.

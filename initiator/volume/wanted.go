@@ -25,8 +25,11 @@ type Wanted struct {
 	Scrub      *Scrub // nil: none is wanted
 	// RebuildRate is the most that is copied to legs in a second; 0: no limit.
 	RebuildRate block.Size
-	Thin        bool   // its legs take space only where they were written
-	Links       []Link // by column, then copy
+	Thin        bool // its legs take space only where they were written
+	// Heal: the volume is detached, and the host copies to its legs without a device. It keeps no notes:
+	// nobody writes, so no leg in sync falls behind.
+	Heal  bool
+	Links []Link // by column, then copy
 }
 
 // Link is a leg that the manager wants used.
