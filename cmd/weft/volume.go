@@ -307,6 +307,9 @@ func attached(v *pb.Volume) string {
 		}
 		nodes = append(nodes, node)
 	}
+	if h := v.GetHealing(); h != nil {
+		return cli.Healing(v)
+	}
 	if n := len(nodes); n > most {
 		return fmt.Sprintf("%d nodes", n)
 	}
@@ -335,6 +338,7 @@ func runVolumeDescribe(ctx context.Context, api pb.ManagerClient, volume string,
 		describeVolume(w, v, out)
 		fmt.Fprintln(w)
 		describeAttachments(w, cli.AttachmentsOf(v), out)
+		describeHealing(w, v, out)
 		fmt.Fprintln(w)
 		describeLegs(w, v.GetLegs(), out)
 		describeScrubs(w, v, out)
@@ -457,6 +461,20 @@ func describeAttachments(w io.Writer, all []*pb.Attachment, out *cli.Output) {
 		}
 		describeAttachment(w, a, out)
 	}
+}
+
+// describeHealing tells of the host that copies to the legs of a detached volume.
+func describeHealing(w io.Writer, v *pb.Volume, out *cli.Output) {
+	h := v.GetHealing()
+	if h == nil {
+		return
+	}
+	_, progress, _ := strings.Cut(cli.Healing(v), ", ")
+	all := []string{"healed by", h.GetNode(), "copied", progress, "epoch", strconv.FormatUint(h.GetEpoch(), 10), "state", pb.Word(h.GetState()) + " for " + out.Age(h.GetSince())}
+	if h.GetWaitingFor() != "" {
+		all = append(all, "waiting for", h.GetWaitingFor())
+	}
+	properties(w, all...)
 }
 
 func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {

@@ -83,3 +83,21 @@ func Shunned(n *pb.Node) string {
 	}
 	return ""
 }
+
+// Healing says which host copies to the legs of a detached volume, and how far it is; empty if none does.
+func Healing(v *pb.Volume) string {
+	h := v.GetHealing()
+	if h == nil {
+		return ""
+	}
+	var done, total uint64
+	for _, r := range v.GetRebuilds() {
+		if r.GetEnded() == nil {
+			done, total = done+r.GetDoneBytes(), total+r.GetTotalBytes()
+		}
+	}
+	if total == 0 {
+		return "healing on " + h.GetNode()
+	}
+	return fmt.Sprintf("healing on %s, %d%%", h.GetNode(), 100*(done/1024)/max(total/1024, 1))
+}

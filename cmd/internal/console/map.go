@@ -156,7 +156,7 @@ func (m *volumeMap) has(from, to *box) bool {
 func (m *volumeMap) addHosts(v *pb.Volume, machines map[string]*pb.Node, asked func(column *box) []string) {
 	all := cli.AttachmentsOf(v)
 	if len(all) == 0 {
-		host := m.add(layerHost, &box{key: "", title: "not attached", note: "no host", tone: quiet, absent: true})
+		host := m.add(layerHost, &box{key: "", title: "not attached", note: cmp.Or(cli.Healing(v), "no host"), tone: quiet, absent: true})
 		for _, column := range m.boxes[layerColumn] {
 			m.edges = append(m.edges, edge{from: host, to: column, tone: quiet, broken: true})
 		}

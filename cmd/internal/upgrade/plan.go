@@ -287,7 +287,7 @@ func (f Facts) copies(s *Step) (all []string) {
 				text = fmt.Sprintf("column %d of volume %s has one copy in sync: %s", column, v.GetName(), text)
 			}
 			if v.GetAttachment() == nil && v.GetState() == pb.VolumeState_VOLUME_STATE_READY {
-				text += "; it is copied once the volume is attached"
+				text += "; a host copies it while the volume is detached, unless that is switched off, or once it is attached"
 			}
 			all = append(all, text)
 		}

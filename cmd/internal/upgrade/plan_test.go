@@ -173,12 +173,12 @@ func TestMake(t *testing.T) {
 			},
 			want: blocked("leg 0.0 of volume db1 on t1 is rebuilding", "target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"),
 		},
-		"a detached volume has to be attached first": {
+		"a detached volume has to be healed first": {
 			change: func(f *Facts) {
 				f.upgraded(allManagers...)
 				f.Volumes[0].Attachment, f.Volumes[0].Legs[1].State = nil, pb.LegState_LEG_STATE_STALE
 			},
-			want: blocked("column 0 of volume db1 has one copy in sync: leg 0.1 of volume db1 on t2 is stale; it is copied once the volume is attached", "target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"),
+			want: blocked("column 0 of volume db1 has one copy in sync: leg 0.1 of volume db1 on t2 is stale; a host copies it while the volume is detached, unless that is switched off, or once it is attached", "target t1: next", "target t2: later", "target t3: later", "initiator gpu1: later"),
 		},
 		"a leg that is about to go is no copy, and in nobody's way": {
 			change: func(f *Facts) {
