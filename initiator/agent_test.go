@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
@@ -443,6 +446,53 @@ func TestGrantToAnotherBootIsNotActedOn(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w.expect("not ours")
 	})
+}
+
+func TestOnlyItsOwnProcessHeals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1, 2)
+		w.attach()
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].HealerId = "an earlier process" })
+		w.start()
+		time.Sleep(10 * time.Second)
+		w.expect("not ours")
+	})
+}
+
+// toldKeeper is a keeper that notes what it was told last, and says what it is told to.
+type toldKeeper struct {
+	want  *volume.Wanted
+	state keeper.State
+}
+
+func (k *toldKeeper) Run(context.Context)                         {}
+func (k *toldKeeper) Want(w *volume.Wanted, _ string, gen uint64) { k.want, k.state.Acted = w, gen }
+func (k *toldKeeper) Poke()                                       {}
+func (k *toldKeeper) State() keeper.State                         { return k.state }
+func (k *toldKeeper) Figures() *keeper.Figures                    { return nil }
+
+// On the kernel's path a volume is healed in this process, and one of the two keepers always lets go. The
+// manager is told of the later epoch.
+func TestAKernelHostHealsInItsProcess(t *testing.T) {
+	attached, healing := &toldKeeper{}, &toldKeeper{}
+	k := healedKeeper{attached, healing}
+	k.Want(&volume.Wanted{Epoch: 7, Heal: true}, "", 3)
+	if attached.want != nil || healing.want == nil || k.State().Acted != 3 {
+		t.Errorf("of a volume to heal, the kernel's path is told %+v and this process %+v; acted on %d", attached.want, healing.want, k.State().Acted)
+	}
+	healing.state.Report = &pb.AttachmentReport{Epoch: 7}
+	if r := k.State().Report; r.GetEpoch() != 7 {
+		t.Errorf("reported is %v", r)
+	}
+	k.Want(&volume.Wanted{Epoch: 8}, "", 4)
+	attached.state.Report, attached.state.Idle = &pb.AttachmentReport{Epoch: 8}, true
+	if attached.want == nil || healing.want != nil || k.State().Report.GetEpoch() != 8 || k.State().Idle {
+		t.Errorf("of an attachment, the kernel's path is told %+v and this process %+v; the state is %+v", attached.want, healing.want, k.State())
+	}
+	healing.state.Acted = 2
+	if k.State().Acted != 2 {
+		t.Error("what one of them has not acted on counts as done")
+	}
 }
 
 func TestVanishedControllersAreConnectedAgain(t *testing.T) {

@@ -323,8 +323,23 @@ func (t *tx) beginHealings() {
 		return
 	}
 	s.lookedHealing = t.now
-	busy, all := map[block.NodeName]bool{}, map[block.VolumeID]healing{}
-	var due []*Volume
+	due, busy := t.dueHealings()
+	for _, v := range due {
+		if len(busy) >= mostHealed {
+			return
+		}
+		if host := s.healer(v, busy, s.healings[v.ID].ended); host != "" {
+			busy[host] = true
+			t.beginHealing(v.ID, host)
+		}
+	}
+}
+
+// dueHealings returns the volumes that a host should heal now, and the hosts that heal one. It notes since
+// when volumes want a copy.
+func (t *tx) dueHealings() (due []*Volume, busy map[block.NodeName]bool) {
+	s, all := t.s, map[block.VolumeID]healing{}
+	busy = map[block.NodeName]bool{}
 	for id := range s.unsettled {
 		v, was := t.peek(id), s.healings[id]
 		switch {
@@ -353,15 +368,7 @@ func (t *tx) beginHealings() {
 	slices.SortFunc(due, func(a, b *Volume) int {
 		return cmp.Or(cmp.Compare(left[a.ID], left[b.ID]), all[a.ID].since.Compare(all[b.ID].since), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
 	})
-	for _, v := range due {
-		if len(busy) >= mostHealed {
-			return
-		}
-		if host := s.healer(v, busy, all[v.ID].ended); host != "" {
-			busy[host] = true
-			t.beginHealing(v.ID, host)
-		}
-	}
+	return due, busy
 }
 
 // healer chooses a host that is to heal a volume; empty if there is none. One with a leg in sync comes
@@ -418,22 +425,22 @@ func (t *tx) settleHealing(id block.VolumeID) {
 		return
 	}
 	v = t.peek(id)
-	r, reported := t.s.attachmentReport(v, h)
-	needless := ""
-	if !t.s.wantsCopy(v) {
-		needless = "no other leg can be copied to"
+	r, ok := t.s.attachmentReport(v, h)
+	if !ok {
+		r = AttachmentReport{} // it is about another epoch
 	}
+	over := !t.s.wantsCopy(v) || t.s.cannotHeal(v, h.Node) != ""
 	switch {
-	case reported && (r.Phase == PhaseDetachedClean || r.Phase == PhaseDetachedUnclean):
+	case r.Phase == PhaseDetachedClean || r.Phase == PhaseDetachedUnclean:
 		t.released(id, r)
-	case h.State == Granting && needless != "":
-		t.stopHealing(id, needless)
+	case h.State == Granting && over:
+		t.stopHealing(id, "there is nothing to do for it")
 	case h.State == Granting:
 		t.settleHealGrant(id)
-	case h.State == Granted && reported && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
+	case h.State == Granted && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
 		fresh := t.volume(id).Heal
 		fresh.State, fresh.Since = Attached, t.now.UTC()
-	case h.State != Detaching && (needless != "" || t.s.cannotHeal(v, h.Node) != ""):
+	case h.State != Detaching && over:
 		fresh := t.volume(id).Heal
 		fresh.State, fresh.Since = Detaching, t.now.UTC()
 	}
@@ -461,15 +468,21 @@ func (t *tx) leaveOutCopied(id block.VolumeID) {
 	}
 }
 
-// healingBroken says why a healing cannot go on; empty if it can.
+// healingBroken says why a healing cannot go on; empty if it can. After a start, agents have some time to
+// report.
 func (t *tx) healingBroken(v *Volume) string {
-	h, n, on := v.Heal, t.nodes.peek(v.Heal.Node), t.s.initiators[v.Heal.Node]
-	if t.now.Sub(t.s.began) < 2*OnlineWithin && (on == nil || on.report == nil) {
-		return "" // agents may not have reported to this manager yet
+	h := v.Heal
+	began := t.now.Sub(t.s.began) < 2*OnlineWithin
+	on := t.s.initiators[h.Node]
+	if on == nil || on.report == nil {
+		if began {
+			return ""
+		}
+		return fmt.Sprintf("host %s is offline", h.Node)
 	}
-	x := t.s.healings[v.ID]
+	x, n := t.s.healings[v.ID], t.nodes.peek(h.Node)
 	switch {
-	case on == nil || on.report == nil || !on.status.Online || t.confirmedDead(h.Node):
+	case !on.status.Online || t.confirmedDead(h.Node):
 		return fmt.Sprintf("host %s is offline", h.Node)
 	case n == nil || n.InitiatorBoot != h.BootID || n.Host != h.Host || on.report.Heals != h.Run:
 		return fmt.Sprintf("the agent of host %s has started again", h.Node)
@@ -477,8 +490,8 @@ func (t *tx) healingBroken(v *Volume) string {
 		return fmt.Sprintf("host %s did not release it within %v", h.Node, healRelease)
 	case !x.moved.IsZero() && t.now.Sub(x.moved) > healPatience:
 		return fmt.Sprintf("host %s has made no progress for %v", h.Node, healPatience)
-	case t.now.Sub(t.s.began) < 2*OnlineWithin:
-		return "" // the targets may not have reported yet
+	case began:
+		return ""
 	}
 	return t.s.unhealable(v)
 }
