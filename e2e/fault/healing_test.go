@@ -44,7 +44,11 @@ func (m *mirror) healing() *pb.Attachment {
 		}
 		return nil
 	})
-	return m.volume().GetHealing()
+	h := m.volume().GetHealing()
+	if d := m.users.device(h.GetNode()); d != nil && !d.over() {
+		m.t.Errorf("%s, which heals the volume, has a device for users", h.GetNode())
+	}
+	return h
 }
 
 // A detached volume loses a copy, which is made again elsewhere without an attach. Then it loses the
