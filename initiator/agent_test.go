@@ -475,7 +475,10 @@ func (k *toldKeeper) Figures() *keeper.Figures                    { return nil }
 // manager is told of the later epoch.
 func TestAKernelHostHealsInItsProcess(t *testing.T) {
 	attached, healing := &toldKeeper{}, &toldKeeper{}
-	k := healedKeeper{attached, healing}
+	k := newHealedKeeper(attached, healing)
+	if k.Want(&volume.Wanted{Epoch: 6}, "", 2); healing.state.Acted != 0 || k.State().Acted != 2 {
+		t.Errorf("a volume that was never healed is kept in this process, too: acted on %d, of that %d", k.State().Acted, healing.state.Acted)
+	}
 	k.Want(&volume.Wanted{Epoch: 7, Heal: true}, "", 3)
 	if attached.want != nil || healing.want == nil || k.State().Acted != 3 {
 		t.Errorf("of a volume to heal, the kernel's path is told %+v and this process %+v; acted on %d", attached.want, healing.want, k.State().Acted)

@@ -63,39 +63,72 @@ func (a *Agent) keeper(v block.VolumeID) volumeKeeper {
 	if a.healing == nil {
 		return a.path.keeper(v)
 	}
-	return healedKeeper{a.path.keeper(v), a.healing.Keeper(v)}
+	return newHealedKeeper(a.path.keeper(v), a.healing.Keeper(v))
 }
 
 // healedKeeper keeps a volume on the kernel's path, and in this process while it heals the volume: that
 // makes no device, so it needs nothing of the kernel. Both are told what is wanted, one of them that nothing
 // is. So what one of them has of an earlier epoch ends while the other begins.
-type healedKeeper struct{ attached, healing volumeKeeper }
+type healedKeeper struct {
+	attached, healing volumeKeeper
+	once              sync.Once
+	begun             chan struct{} // closed when the volume is first healed; before, healing does not run
+}
 
-func (k healedKeeper) Run(ctx context.Context) {
+func newHealedKeeper(attached, healing volumeKeeper) *healedKeeper {
+	return &healedKeeper{attached: attached, healing: healing, begun: make(chan struct{})}
+}
+
+func (k *healedKeeper) Run(ctx context.Context) {
 	var both sync.WaitGroup
 	both.Go(func() { k.attached.Run(ctx) })
-	both.Go(func() { k.healing.Run(ctx) })
+	both.Go(func() {
+		select {
+		case <-k.begun:
+			k.healing.Run(ctx)
+		case <-ctx.Done():
+		}
+	})
 	both.Wait()
 }
 
-func (k healedKeeper) Want(w *volume.Wanted, problem string, generation uint64) {
+func (k *healedKeeper) Want(w *volume.Wanted, problem string, generation uint64) {
 	if w != nil && w.Heal {
+		k.once.Do(func() { close(k.begun) })
 		k.attached.Want(nil, "", generation)
 		k.healing.Want(w, problem, generation)
 		return
 	}
 	k.attached.Want(w, problem, generation)
-	k.healing.Want(nil, "", generation)
+	if k.heals() {
+		k.healing.Want(nil, "", generation)
+	}
 }
 
-func (k healedKeeper) Poke() {
+// heals reports whether the volume was healed since the keeper began.
+func (k *healedKeeper) heals() bool {
+	select {
+	case <-k.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+func (k *healedKeeper) Poke() {
 	k.attached.Poke()
-	k.healing.Poke()
+	if k.heals() {
+		k.healing.Poke()
+	}
 }
 
 // State has the report on the later of two epochs: the manager asks for no other.
-func (k healedKeeper) State() keeper.State {
-	s, h := k.attached.State(), k.healing.State()
+func (k *healedKeeper) State() keeper.State {
+	s := k.attached.State()
+	if !k.heals() {
+		return s
+	}
+	h := k.healing.State()
 	s.Acted, s.Idle = min(s.Acted, h.Acted), s.Idle && h.Idle
 	s.Notes, s.Suspects = slices.Concat(s.Notes, h.Notes), slices.Concat(s.Suspects, h.Suspects)
 	if h.Report.GetEpoch() > s.Report.GetEpoch() {
@@ -104,9 +137,12 @@ func (k healedKeeper) State() keeper.State {
 	return s
 }
 
-func (k healedKeeper) Figures() *keeper.Figures {
+func (k *healedKeeper) Figures() *keeper.Figures {
 	if f := k.attached.Figures(); f != nil {
 		return f
+	}
+	if !k.heals() {
+		return nil
 	}
 	return k.healing.Figures()
 }

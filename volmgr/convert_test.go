@@ -211,3 +211,13 @@ func TestLayoutsCrossTheWire(t *testing.T) {
 		}
 	}
 }
+
+func TestConversionsTellWhoHeals(t *testing.T) {
+	v := pbVolume(cluster.Volume{Heal: &cluster.Attachment{Node: "h2", Epoch: 7, Run: "this process"}})
+	if h := v.GetHealing(); h.GetNode() != "h2" || h.GetEpoch() != 7 || v.GetAttachment() != nil {
+		t.Errorf("a volume that h2 heals is told as healed by %v, attached to %v", h, v.GetAttachment())
+	}
+	if a := pbWantedAttachment(cluster.WantedAttachment{Heal: "this process"}); a.GetHealerId() != "this process" {
+		t.Errorf("the host is told that process %q is to heal it", a.GetHealerId())
+	}
+}

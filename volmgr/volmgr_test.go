@@ -750,7 +750,7 @@ func TestConversionsForgetNoField(t *testing.T) {
 		"Volume.snapshot": true, "Volume.clone_of": true, "Volume.failed": true, "Volume.restoring_to": true, // it is no snapshot, and began as none
 		"Volume.scrub": true, "Volume.past_scrubs": true, // there was none
 		"Volume.scrub_every_seconds": true, "Volume.scrub_bytes_per_second": true, // nor a schedule
-		"Volume.rebuild_bytes_per_second": true, "Volume.rebuilds": true, // nor a rebuild
+		"Volume.rebuild_bytes_per_second": true, "Volume.rebuilds": true, "Volume.healing": true, // nor a rebuild
 		"Volume.expanding_to_bytes": true, "Volume.formatted": true, "Volume.fence_waits_for": true, "Volume.attachments.waiting_for": true,
 		"Volume.attachments.resync_done_bytes": true, "Volume.attachments.resync_total_bytes": true,
 		"Volume.attachment.waiting_for": true, "Volume.attachment.resync_done_bytes": true, "Volume.attachment.resync_total_bytes": true})
