@@ -73,10 +73,10 @@ func (s *controllerServer) CreateVolumeGroupSnapshot(ctx context.Context, r *csi
 	case len(of) == 0 || of[0] == "":
 		return nil, status.Error(codes.InvalidArgument, "source_volume_ids: missing")
 	}
-	if err := onlyKeys(r.GetParameters(), groupKeys); err != nil {
+	w, err := wantedSnapshot{label: labelGroup, name: r.GetName()}.with(r.GetParameters(), groupKeys)
+	if err != nil {
 		return nil, err
 	}
-	w := wantedSnapshot{label: labelGroup, name: r.GetName(), about: r.GetParameters()}
 	end, err := s.ops.start("group "+w.weftName(1), "CreateVolumeGroupSnapshot")
 	if err != nil {
 		return nil, err
@@ -87,6 +87,9 @@ func (s *controllerServer) CreateVolumeGroupSnapshot(ctx context.Context, r *csi
 		return nil, err
 	}
 	for i := range group {
+		if err := w.frozen(group[i]); err != nil {
+			return nil, err
+		}
 		if group[i], err = s.taken(ctx, group[i]); err != nil {
 			return nil, err
 		}

@@ -96,8 +96,11 @@ func TestGroupCodes(t *testing.T) {
 			t.Errorf("CreateVolumeGroupSnapshot(%q, %v) = %v, want %v", test.name, test.of, err, test.want)
 		}
 	}
-	if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "i", SourceVolumeIds: ids, Parameters: map[string]string{"freeze": "true"}}); status.Code(err) != codes.InvalidArgument {
+	if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "i", SourceVolumeIds: ids, Parameters: map[string]string{"fast": "true"}}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("CreateVolumeGroupSnapshot with a parameter = %v, want InvalidArgument", err)
+	}
+	if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "h", SourceVolumeIds: ids, Parameters: map[string]string{"freeze": "true"}}); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("CreateVolumeGroupSnapshot of frozen file systems, where it exists without = %v, want AlreadyExists", err)
 	}
 	g, h := wantedSnapshot{label: labelGroup, name: "g"}.weftName(1), wantedSnapshot{label: labelGroup, name: "h"}.weftName(1)
 	var inG, inH []string

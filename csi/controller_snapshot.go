@@ -29,6 +29,8 @@ type wantedSnapshot struct {
 	label string            // labelName, labelClone or labelGroup
 	name  string            // the label's value
 	about map[string]string // further labels
+	// freeze: hosts freeze the file systems that they have mounted from its volume.
+	freeze bool
 }
 
 func (w wantedSnapshot) doing() string {
@@ -146,7 +148,7 @@ func (s *controllerServer) beginSnapshots(ctx context.Context, sources []*pb.Vol
 	}
 	labels := map[string]string{w.label: w.name}
 	maps.Copy(labels, w.about)
-	r := &pb.CreateSnapshotsRequest{}
+	r := &pb.CreateSnapshotsRequest{Freeze: w.freeze}
 	for _, source := range sources {
 		r.Snapshots = append(r.Snapshots, &pb.NewSnapshot{Volume: source.Id, Name: name, Labels: labels})
 	}
@@ -195,14 +197,35 @@ var snapshotKeys = []string{
 	provisionerPrefix + "volumesnapshot/name", provisionerPrefix + "volumesnapshot/namespace", provisionerPrefix + "volumesnapshotcontent/name",
 }
 
-// onlyKeys refuses all parameters that no sidecar sets.
-func onlyKeys(given map[string]string, known []string) error {
+// paramFreeze is the one parameter of classes of snapshots.
+const paramFreeze = "freeze"
+
+// with returns what the parameters of a class ask for. Those that sidecars set become labels.
+func (w wantedSnapshot) with(given map[string]string, sidecars []string) (wantedSnapshot, error) {
+	w.about = map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		if !slices.Contains(known, key) {
-			return status.Errorf(codes.InvalidArgument, "parameters: %s: not known; a class of snapshots of this driver has none", key)
+		value := given[key]
+		switch {
+		case key == paramFreeze:
+			if err := oneOf(value, "true", "false"); err != nil {
+				return w, status.Errorf(codes.InvalidArgument, "parameters: %s: %v", key, err)
+			}
+			w.freeze = value == "true"
+		case slices.Contains(sidecars, key):
+			w.about[key] = value
+		default:
+			return w, status.Errorf(codes.InvalidArgument, "parameters: %s: not known; a class of snapshots of this driver can have %s", key, paramFreeze)
 		}
 	}
-	return nil
+	return w, nil
+}
+
+// frozen refuses a snapshot for which hosts do not freeze file systems although that is wanted.
+func (w wantedSnapshot) frozen(v *pb.Volume) error {
+	if !w.freeze || v.GetSnapshot().GetFreezes() || v.GetSnapshot().GetFsFrozen() {
+		return nil
+	}
+	return status.Errorf(codes.AlreadyExists, "%s: %s exists, and was taken without freezing file systems", w.doing(), v.Name)
 }
 
 // CreateSnapshot answers when the snapshot is complete.
@@ -214,7 +237,8 @@ func (s *controllerServer) CreateSnapshot(ctx context.Context, r *csi.CreateSnap
 	case name == "":
 		return nil, status.Error(codes.InvalidArgument, "name: missing")
 	}
-	if err := onlyKeys(r.GetParameters(), snapshotKeys); err != nil {
+	w, err := wantedSnapshot{of: r.GetSourceVolumeId(), label: labelName, name: name}.with(r.GetParameters(), snapshotKeys)
+	if err != nil {
 		return nil, err
 	}
 	end, err := s.ops.start("snapshot "+name, "CreateSnapshot")
@@ -222,8 +246,11 @@ func (s *controllerServer) CreateSnapshot(ctx context.Context, r *csi.CreateSnap
 		return nil, err
 	}
 	defer end()
-	v, err := s.snapshot(ctx, wantedSnapshot{of: r.GetSourceVolumeId(), label: labelName, name: name, about: r.GetParameters()})
+	v, err := s.snapshot(ctx, w)
 	if err != nil {
+		return nil, err
+	}
+	if err := w.frozen(v); err != nil {
 		return nil, err
 	}
 	if v, err = s.taken(ctx, v); err != nil {

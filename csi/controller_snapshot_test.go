@@ -89,7 +89,10 @@ func TestCreateSnapshotCodes(t *testing.T) {
 	}{
 		{"no source", of("", "s"), codes.InvalidArgument, "source_volume_id"},
 		{"no name", of(firstID, ""), codes.InvalidArgument, "name"},
-		{"a parameter", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "true"}}, codes.InvalidArgument, "freeze"},
+		{"a parameter", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"fast": "true"}}, codes.InvalidArgument, "fast"},
+		{"a parameter with no such value", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "yes"}}, codes.InvalidArgument, "freeze"},
+		{"frozen file systems", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "true"}}, codes.OK, ""},
+		{"what was taken without", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "snap-1", Parameters: map[string]string{"freeze": "true"}}, codes.AlreadyExists, "without freezing"},
 		{"what the sidecar says", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "a"}}, codes.OK, ""},
 		{"a source that is not", of("00000000-0000-4000-8000-00000000000f", "s"), codes.NotFound, ""},
 		{"a source that is a snapshot", of(snapshotID, "s"), codes.InvalidArgument, "snapshot itself"},
@@ -249,5 +252,27 @@ func TestListAndGetSnapshots(t *testing.T) {
 	all, err := s.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	if err != nil || len(all.Entries) != 1 {
 		t.Errorf("ListVolumes = %v, %v; want no snapshots", all, err)
+	}
+}
+
+func TestASnapshotOfFrozenFileSystems(t *testing.T) {
+	r := &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "true", "csi.storage.k8s.io/volumesnapshot/name": "a"}}
+	for _, old := range []bool{false, true} {
+		m := snapshotted(t)
+		m.old = old
+		a, err := testController(m).CreateSnapshot(t.Context(), r)
+		if want := (map[bool]codes.Code{true: codes.AlreadyExists})[old]; status.Code(err) != want {
+			t.Fatalf("CreateSnapshot with an old manager %v = %v, want %v", old, err, want)
+		}
+		if old {
+			continue
+		}
+		v, err := m.find(a.GetSnapshot().GetSnapshotId())
+		if _, labelled := v.GetLabels()["freeze"]; err != nil || !v.GetSnapshot().GetFsFrozen() || labelled || v.GetLabels()["csi.storage.k8s.io/volumesnapshot/name"] != "a" {
+			t.Errorf("the snapshot is %v, %v", v, err)
+		}
+		if b, err := testController(m).CreateSnapshot(t.Context(), r); err != nil || b.GetSnapshot().GetSnapshotId() != a.GetSnapshot().GetSnapshotId() {
+			t.Errorf("again: %v, %v", b, err)
+		}
 	}
 }

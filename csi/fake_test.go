@@ -32,7 +32,8 @@ const (
 // fakeManager is a volume manager in a map. Each look at a volume advances its agents by one step,
 // so that every wait occurs.
 type fakeManager struct {
-	pb.ManagerClient // nil: only the methods below are called
+	old              bool // it knows nothing of file systems that are frozen
+	pb.ManagerClient      // nil: only the methods below are called
 
 	mu      sync.Mutex
 	volumes map[string]*pb.Volume // by id
@@ -251,7 +252,7 @@ func (m *fakeManager) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRe
 				return nil, refusedFor("DELETING", "snapshot "+name+": is being deleted")
 			case err != nil:
 				v = like(origin)
-				v.Name, v.Labels, v.Snapshot = name, maps.Clone(one.Labels), &pb.SnapshotOf{VolumeId: origin.Id, VolumeName: origin.Name}
+				v.Name, v.Labels, v.Snapshot = name, maps.Clone(one.Labels), &pb.SnapshotOf{VolumeId: origin.Id, VolumeName: origin.Name, FsFrozen: r.Freeze && !m.old}
 				v = m.add(v)
 			}
 			reply.Snapshots = append(reply.Snapshots, proto.CloneOf(v))

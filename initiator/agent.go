@@ -52,6 +52,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.path = path
 	}
 	defer a.path.close()
+	a.freezer.Recover() // now that no other process of this agent is left
 	var random [16]byte
 	rand.Read(random[:])
 	identity, err := fabrics.HostIdentity(a.cfg.StateDir, random)
@@ -324,7 +325,7 @@ func (a *Agent) report() *pb.InitiatorReport {
 		Node: string(a.cfg.Node), Labels: a.cfg.Labels, BootId: a.cfg.BootID, Version: a.cfg.Version, Level: uint32(block.KnownLevel), Kernel: a.cfg.Kernel,
 		Host: &pb.Host{Nqn: string(a.identity.NQN), Id: a.identity.ID.String()}, Generation: a.latest,
 		Scale:    parts.Understood(),
-		Evidence: a.evidence.Report(),
+		Evidence: a.evidence.Report(), Freezes: true,
 	}
 	if a.heals() {
 		r.HealerId = a.healer

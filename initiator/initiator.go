@@ -19,6 +19,7 @@ import (
 
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/fsfreeze"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
@@ -87,6 +88,8 @@ type Config struct {
 	// nothing.
 	Support func(context.Context) []support.File
 
+	Freezes fsfreeze.Kernel // how file systems are frozen; nil means by this machine's kernel
+
 	Log *slog.Logger // nil discards
 }
 
@@ -103,6 +106,9 @@ func (c Config) withDefaults() Config {
 	c.IOQueues = cmp.Or(c.IOQueues, min(4, runtime.NumCPU()))
 	if c.Clock == nil {
 		c.Clock = leaseClock
+	}
+	if c.Freezes == nil {
+		c.Freezes = fsfreeze.Linux()
 	}
 	c.Datapath = cmp.Or(c.Datapath, Kernel)
 	if c.Datapath == User {
@@ -144,6 +150,7 @@ type Agent struct {
 	healing *userspace.Path
 	// evidence is nil until Run has opened it.
 	evidence *evidence.Book
+	freezer  *fsfreeze.Freezer
 	// newest is the newest order acted on; Run loads it.
 	newest *authority.Note
 	wanted chan *pb.InitiatorWanted
@@ -184,6 +191,7 @@ func New(cfg Config) (*Agent, error) {
 		cfg: cfg, log: cfg.Log, newest: newest,
 		healer: bootOfProcess(), wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
 		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
+		freezer:  fsfreeze.New(cfg.Freezes, cfg.RunDir, []string{cfg.StateDir}, cfg.Log),
 		keepers:  map[block.VolumeID]volumeKeeper{}, since: map[string]time.Time{},
 	}, nil
 }

@@ -74,7 +74,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	k.Keeper = keeper.New(keeper.Config{
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
 		Limits:   volume.Limits{Window: a.cfg.Window, Lease: a.cfg.Lease, Connect: volume.ConnectPatience, Retry: volume.RetryLast},
-		Evidence: a.evidence, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
+		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)
 	k.log = k.Log
 	k.remember()

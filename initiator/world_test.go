@@ -85,6 +85,7 @@ type world struct {
 	still      chan struct{}            // the agent is frozen until it is closed
 	log        *slog.Logger             // the agent's log; nil: none
 	stop       func()                   // ends the agent that in started
+	files      filesystems              // mounted on this machine
 }
 
 type fakeHead struct {
@@ -1000,7 +1001,8 @@ func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ..
 // agent makes an agent of the machine, without starting it.
 func (w *world) agent(log *slog.Logger) *Agent {
 	w.t.Helper()
-	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log, Dial: w.dialLists})
+	w.files.world = w
+	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log, Dial: w.dialLists, Freezes: &w.files})
 	if err != nil {
 		w.t.Fatal(err)
 	}

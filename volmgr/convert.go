@@ -238,7 +238,8 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		out.Healing = pbAttachment(*v.Heal)
 	}
 	if x := v.Snapshot; x != nil {
-		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), Taken: pbTime(x.Taken), GroupId: x.Group}
+		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), Taken: pbTime(x.Taken), GroupId: x.Group, FsFrozen: x.FSFrozen}
+		out.Snapshot.Freezes = x.Taking != nil && x.Taking.Freeze
 	}
 	for _, l := range v.Legs {
 		out.UsedBytes += uint64(l.Used)
@@ -369,7 +370,7 @@ func pbVolumeLabel(v evidence.VolumeLabel) *pb.VolumeLabel {
 		out.Created = timestamppb.New(time.Unix(0, v.Created))
 	}
 	if x := v.Snapshot; !x.Volume.IsZero() {
-		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), GroupId: x.Group}
+		out.Snapshot = &pb.SnapshotOf{VolumeId: x.Volume.String(), VolumeName: string(x.Name), GroupId: x.Group, FsFrozen: x.FSFrozen}
 		if x.Taken != 0 {
 			out.Snapshot.Taken = timestamppb.New(time.Unix(0, x.Taken))
 		}
@@ -382,7 +383,7 @@ func fromSnapshotOf(x *pb.SnapshotOf) (out evidence.SnapshotOf, err error) {
 	if x == nil {
 		return out, nil
 	}
-	out.Name, out.Group = block.VolumeName(x.VolumeName), x.GroupId
+	out.Name, out.Group, out.FSFrozen = block.VolumeName(x.VolumeName), x.GroupId, x.FsFrozen
 	if x.Taken != nil {
 		out.Taken = x.Taken.AsTime().UnixNano()
 	}
@@ -457,7 +458,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
 		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin, HealerId: a.Heal,
 		Holds: list(a.Holds, func(h cluster.WantedHold) *pb.Hold {
-			return &pb.Hold{Id: h.ID, Limit: durationpb.New(h.Limit)}
+			return &pb.Hold{Id: h.ID, Limit: durationpb.New(h.Limit), Freeze: h.Freeze, Prepare: h.Prepare}
 		}),
 	}
 }
@@ -748,7 +749,7 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	trimInitiator(r)
 	out = cluster.InitiatorReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
-		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates, Heals: r.HealerId,
+		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates, Heals: r.HealerId, Freezes: r.Freezes,
 	}
 	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
 		return out, err
@@ -798,6 +799,12 @@ func fromAttachmentReport(a *pb.AttachmentReport) (out cluster.AttachmentReport,
 	for _, h := range a.Holds {
 		if out.Holds == nil {
 			out.Holds = map[string]cluster.HoldState{}
+		}
+		if h.GetFsFrozen() || h.GetError() != "" {
+			if out.Freezes == nil {
+				out.Freezes = map[string]cluster.FreezeReport{}
+			}
+			out.Freezes[h.GetId()] = cluster.FreezeReport{Frozen: h.GetFsFrozen(), Error: h.GetError()}
 		}
 		out.Holds[h.GetId()] = fromEnum[cluster.HoldState](h.GetState(), holdStatePrefix)
 	}

@@ -369,7 +369,7 @@ func (m *Manager) RestoreVolume(ctx context.Context, r *pb.RestoreVolumeRequest)
 
 // CreateSnapshots takes snapshots at one moment.
 func (m *Manager) CreateSnapshots(ctx context.Context, r *pb.CreateSnapshotsRequest) (*pb.CreateSnapshotsResponse, error) {
-	in := cluster.CreateSnapshots{Seed: newSeed(), Snapshots: list(r.Snapshots, func(s *pb.NewSnapshot) cluster.NewSnapshot {
+	in := cluster.CreateSnapshots{Seed: newSeed(), Freeze: r.Freeze, Snapshots: list(r.Snapshots, func(s *pb.NewSnapshot) cluster.NewSnapshot {
 		return cluster.NewSnapshot{Volume: s.GetVolume(), Name: s.GetName(), Labels: s.GetLabels()}
 	})}
 	return call(ctx, m, in, func(all []cluster.Volume) *pb.CreateSnapshotsResponse {

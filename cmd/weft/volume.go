@@ -383,6 +383,9 @@ func origin(v *pb.Volume) (all []string) {
 		if s.GetGroupId() != "" {
 			all = append(all, "group", cli.ShortID(s.GetGroupId()))
 		}
+		if s.GetFsFrozen() {
+			all = append(all, "file systems", "frozen")
+		}
 	}
 	switch {
 	case v.GetFailed() != "" && v.GetSnapshot() != nil:

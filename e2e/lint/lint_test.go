@@ -75,7 +75,7 @@ var arrows = map[string][]string{
 	"target":             {"target/discovery", "target/drive", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/uevent"},
 	"initiator/lists":    {"raid/checkpoint", "proto/block", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host"},
-	"initiator":          {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"initiator":          {"initiator/fsfreeze", "initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"csi":                {"csi/mount", "proto/block", "proto/pb", "proto/metric"},
 	"csi/mount":          {"proto/block"},
 	"csi/drain":          {"proto/pb"},
@@ -105,7 +105,8 @@ var arrows = map[string][]string{
 	"raid/engine/history":       {},
 	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "target/mapped", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"proto/block"},
-	"initiator/keeper":          {"initiator/evidence", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
+	"initiator/fsfreeze":        {"proto/block"},
+	"initiator/keeper":          {"initiator/evidence", "initiator/fsfreeze", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
 	"initiator/userspace":       {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb", "proto/beat"},
@@ -129,7 +130,7 @@ var without = map[string]string{
 
 // bans lists standard and outside packages that only the named parts may import.
 var bans = map[string][]string{
-	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "proto/agentlock", "initiator/fabrics", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
+	"golang.org/x/sys/unix":        {"raid/dm", "target/nvmet", "target/drive", "target", "proto/uevent", "proto/agentlock", "initiator/fabrics", "initiator/fsfreeze", "initiator", "e2e", "cmd/internal", "target/userspace", "initiator/blockdev", "proto/nvmetcp", "csi"},
 	"github.com/dgraph-io/badger":  {"volmgr/store"},
 	"go.etcd.io/raft":              {"volmgr/quorum"},
 	"github.com/container-storage": {"csi", "e2e/csi"},

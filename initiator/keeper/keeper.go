@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/fsfreeze"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/beat"
 	"weft.dev/weft/proto/block"
@@ -27,8 +28,8 @@ type Path interface {
 	// wanted or its wanted state is not known.
 	Observe(ctx context.Context, w *volume.Wanted) (*volume.Seen, error)
 
-	// Apply carries out an order. RecordStale and WriteNote never reach it: the keeper does them
-	// itself. A GiveUp is in the memory already, and the path only has to keep it. After a Forget
+	// Apply carries out an order. RecordStale, WriteNote and those to file systems never reach it: the
+	// keeper does them itself. A GiveUp is in the memory already, and the path only has to keep it. After a Forget
 	// the memory is what Memory.Ended left of it. Apply returns volume.ErrLater for an order that
 	// is not due or is under way.
 	Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error
@@ -56,7 +57,7 @@ type Mortal interface {
 // leavePatience is how long a process that is told to stop tries to detach a volume cleanly.
 const leavePatience = 4 * time.Second
 
-// Config configures a Keeper; every field but Evidence is required.
+// Config configures a Keeper; every field but Evidence and Freezer is required.
 type Config struct {
 	Node         block.NodeName
 	Manager      pb.AgentsClient
@@ -64,6 +65,7 @@ type Config struct {
 	Limits       volume.Limits
 	Capabilities volume.Capabilities
 	Evidence     *evidence.Book // notes which legs are in sync; nil: no notes
+	Freezer      Freezer        // nil: file systems cannot be frozen
 	Meter        Meter
 	Changed      func() // called after State has changed
 	Log          *slog.Logger
@@ -85,9 +87,10 @@ type Keeper struct {
 	leaving   bool            // the process is shutting down
 	phase     volume.Phase    // the last one published
 	said      string
-	noted     evidence.Note // the legs in sync, as noted on disk
-	noteError string        // why the note names too many
-	noteAgain time.Time     // when the next note may be tried
+	noted     evidence.Note               // the legs in sync, as noted on disk
+	noteError string                      // why the note names too many
+	noteAgain time.Time                   // when the next note may be tried
+	freezes   map[string]*fsfreeze.Freeze // by hold
 
 	mu    sync.Mutex
 	state State
@@ -98,6 +101,7 @@ type Keeper struct {
 func New(cfg Config, v block.VolumeID, path Path) *Keeper {
 	k := &Keeper{
 		Inbox: NewInbox(), Volume: v, Log: cfg.Log.With("volume", v.String()), cfg: cfg, path: path, busy: map[string]bool{},
+		freezes: map[string]*fsfreeze.Freeze{},
 	}
 	k.Recorder = NewRecorder(cfg.Node, v, cfg.Manager, cfg.Meter, k.Log)
 	if cfg.Evidence != nil {
@@ -120,6 +124,7 @@ func (k *Keeper) State() State {
 // otherwise with errors for its users.
 func (k *Keeper) Run(ctx context.Context) {
 	defer k.End()
+	defer k.keepFreezes(nil)
 	mortal, isMortal := k.path.(Mortal)
 	inner := ctx
 	if isMortal { // the keeper ends its own calls; the end of ctx must not
@@ -167,7 +172,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 		return false
 	}
 	s.RecordError, s.Noted, s.NoteError = k.Refusal(), k.noted, k.noteError
-	s.Linked = k.linked()
+	s.Linked, s.Freezes = k.linked(), k.freezesSeen()
 	m := k.path.Memory()
 	if !last.Known || last.Problem != "" {
 		kept := k.path.Kept()
@@ -181,6 +186,7 @@ func (k *Keeper) turn(ctx context.Context) (again bool) {
 		return false
 	}
 	m.KeepHolds(w)
+	k.keepFreezes(w)
 	orders, v := volume.Plan(w, m, s, k.cfg.Limits, k.cfg.Capabilities)
 	did, failed := k.doAll(ctx, w, s, orders)
 	v.Failed(failed)
@@ -221,6 +227,10 @@ func (k *Keeper) do(ctx context.Context, w *volume.Wanted, o volume.Order) error
 		}
 	case volume.WriteNote:
 		return k.note(ctx, o.Note)
+	case volume.SyncFileSystems:
+		return k.syncFileSystems(o.Hold)
+	case volume.FreezeFileSystems:
+		return k.freezeFileSystems(o.Hold, o.Limit)
 	case volume.GiveUp:
 		return k.giveUp(ctx, w, o)
 	case volume.Forget:

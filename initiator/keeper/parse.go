@@ -155,7 +155,7 @@ func parseHolds(all []*pb.Hold) (holds []volume.Hold, err error) {
 		case limit <= 0 || limit > longestHold:
 			return nil, fmt.Errorf("hold %q: limit %v: must be positive and at most %v", id, limit, longestHold)
 		}
-		holds = append(holds, volume.Hold{ID: id, Limit: limit})
+		holds = append(holds, volume.Hold{ID: id, Limit: limit, Freeze: h.GetFreeze(), Prepare: h.GetFreeze() && h.GetPrepare()})
 	}
 	return holds, nil
 }

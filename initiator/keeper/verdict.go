@@ -23,7 +23,7 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 		WaitingFor: strings.Join(v.Waiting, "; "), ResyncDoneBytes: uint64(v.Done), ResyncTotalBytes: uint64(v.Total),
 	}
 	for _, h := range v.Holds {
-		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State))})
+		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State)), FsFrozen: h.Frozen, Error: h.Error})
 	}
 	r.Scrub, r.Scrubs, r.Heals = scrubReport(v.Scrub), v.Scrubs, healReport(v.Heals)
 	for _, c := range v.Copies {
@@ -87,7 +87,7 @@ func copies(all []int) *pb.Copies {
 }
 
 func sameHold(a, b *pb.HoldReport) bool {
-	return a.GetId() == b.GetId() && a.GetState() == b.GetState()
+	return a.GetId() == b.GetId() && a.GetState() == b.GetState() && a.GetFsFrozen() == b.GetFsFrozen() && a.GetError() == b.GetError()
 }
 
 func scrubNews(a, b *pb.ScrubReport) bool {

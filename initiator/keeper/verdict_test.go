@@ -16,7 +16,7 @@ func TestThePlannersWordsAreThoseOfTheWire(t *testing.T) {
 	check(t, pb.Value[pb.AttachmentPhase], volume.Connecting, volume.Equalizing, volume.Serving, volume.Stalled,
 		volume.Detaching, volume.DetachedClean, volume.DetachedUnclean)
 	check(t, pb.Value[pb.LinkState], volume.LinkLive, volume.LinkConnecting, volume.LinkLost, volume.LinkAbsent)
-	check(t, pb.Value[pb.HoldState], volume.HoldPending, volume.HoldHeld, volume.HoldEnded)
+	check(t, pb.Value[pb.HoldState], volume.HoldPending, volume.HoldPrepared, volume.HoldHeld, volume.HoldEnded)
 	check(t, pb.Value[pb.StaleReason], volume.NoAnswer, volume.IOError, volume.IOStuck, volume.RebuildFailed,
 		volume.DeviceGone, volume.SharedPath, volume.NotConnected, volume.NotInUse, volume.LeftOut)
 	check(t, pb.Value[pb.GiveUpReason], volume.LostCache, volume.Removed, volume.Unclean)

@@ -47,6 +47,8 @@ type Config struct {
 
 	Evidence *evidence.Book // notes which legs are in sync; nil: no notes
 
+	Freezer keeper.Freezer // freezes file systems; nil: it cannot be done
+
 	Changed func()       // called when a keeper's State has changed; may be nil
 	Meter   keeper.Meter // may be nil
 	Log     *slog.Logger

@@ -14,12 +14,18 @@ import (
 type Hold struct {
 	ID    string
 	Limit time.Duration
+	// Freeze: the file systems on the device are frozen before I/O is held, so that the device holds them
+	// as they are between two writes of programs.
+	Freeze bool
+	// Prepare, with Freeze: so far, only write out what the file systems have in memory.
+	Prepare bool
 }
 
 // Began records when a hold began.
 type Began struct {
-	At    time.Time     `json:"-"` // zero if an earlier agent began it: it has ended then
-	Limit time.Duration `json:"limit"`
+	At     time.Time     `json:"-"` // zero if an earlier agent began it: it has ended then
+	Limit  time.Duration `json:"limit"`
+	Freeze bool          `json:"freeze,omitempty"`
 }
 
 // HoldState is how far a hold has come, in the words of pb.HoldState.
@@ -27,18 +33,46 @@ type HoldState string
 
 // The states of a hold.
 //
-//	pending ──► held ──► ended
-//	   └───────────────────▲
+//	pending ──► prepared ──► pending ──► held ──► ended
+//	   └────────────┴───────────┴──────────────────▲
 const (
-	HoldPending HoldState = "pending" // I/O of users may still be under way
-	HoldHeld    HoldState = "held"    // no I/O of users is under way, and none begins
-	HoldEnded   HoldState = "ended"   // its limit has passed, or the agent has restarted: I/O continues
+	HoldPending  HoldState = "pending"  // I/O of users may still be under way
+	HoldPrepared HoldState = "prepared" // what file systems had in memory is written; I/O continues
+	HoldHeld     HoldState = "held"     // no I/O of users is under way, and none begins
+	HoldEnded    HoldState = "ended"    // its limit has passed, or the agent has restarted: I/O continues
 )
 
 // HoldSeen is a requested hold and its state.
 type HoldSeen struct {
-	ID    string
-	State HoldState
+	ID     string
+	State  HoldState
+	Frozen bool   // I/O is held, and the file systems are frozen
+	Error  string // why the file systems cannot be frozen; it has ended then
+}
+
+// FreezeSeen is the freeze of the device's file systems for a hold.
+type FreezeSeen struct {
+	State FreezeState
+	Error string
+}
+
+// FreezeState is how far a freeze has come.
+type FreezeState string
+
+// The states of a freeze; empty: it has not begun. One that has begun to freeze ends by itself, at the
+// limit of its hold.
+const (
+	FreezeSyncing FreezeState = "syncing" // what the file systems have in memory is being written
+	FreezeSynced  FreezeState = "synced"  // it is written
+	FreezeBegins  FreezeState = "begins"  // users of the file systems begin to wait
+	FreezeFrozen  FreezeState = "frozen"  // no file system has a write under way, and none begins
+	FreezeEnds    FreezeState = "ends"    // it has ended, and the file systems are about to be thawed
+	FreezeEnded   FreezeState = "ended"   // nothing is frozen
+)
+
+// active reports whether a file system is frozen, or may be.
+func (f FreezeSeen) active() bool {
+	return f.State == FreezeBegins || f.State == FreezeFrozen || f.State == FreezeEnds
 }
 
 // HoldBegan remembers when a hold began, and reports whether an agent that follows has to know it
@@ -50,7 +84,7 @@ func (m *Memory) HoldBegan(o HoldIO, now time.Time) (begins bool) {
 	if _, known := m.Holds[o.Hold]; known || o.Hold == "" {
 		return false
 	}
-	m.Holds[o.Hold] = Began{At: now, Limit: o.Limit}
+	m.Holds[o.Hold] = Began{At: now, Limit: o.Limit, Freeze: o.Freeze}
 	return true
 }
 
@@ -89,25 +123,57 @@ func (p *planner) holdIO() {
 func (p *planner) holdForRequests() (held bool) {
 	for _, h := range p.wantedHolds() {
 		began, known := p.m.Holds[h.ID]
-		state := HoldPending
+		seen := HoldSeen{ID: h.ID, State: HoldPending}
+		if h.Freeze && !p.freeze(h, known, &seen) {
+			p.v.Holds = append(p.v.Holds, seen)
+			continue
+		}
 		switch {
 		case known && p.s.Now.Sub(began.At) >= h.Limit:
 			p.v.Note("hold %s has ended after %v, and I/O continues", h.ID, h.Limit)
-			p.v.Holds = append(p.v.Holds, HoldSeen{h.ID, HoldEnded})
+			p.v.Holds = append(p.v.Holds, HoldSeen{ID: h.ID, State: HoldEnded})
 			continue
 		case !p.s.Holdable || p.s.Holding:
 		case !known || !p.s.Held:
-			p.do(HoldIO{Hold: h.ID, Limit: h.Limit})
+			p.do(HoldIO{Hold: h.ID, Limit: h.Limit, Freeze: h.Freeze})
 		case p.s.Quiet:
-			state = HoldHeld
+			seen.State, seen.Frozen = HoldHeld, h.Freeze
 		}
-		p.v.Holds = append(p.v.Holds, HoldSeen{h.ID, state})
+		p.v.Holds = append(p.v.Holds, seen)
 		if p.s.Holdable {
 			p.v.Wait("the end of hold %s, for at most %v", h.ID, h.Limit)
 			held = true
 		}
 	}
 	return held
+}
+
+// freeze takes the next step towards file systems that are frozen, for a hold, and reports whether they
+// are; known says whether I/O has been held for it. The file systems are frozen before I/O is held, because
+// to freeze them makes them write. I/O that was held while they were frozen finds them so on the device,
+// and therefore a hold that has begun is over as soon as they are not.
+func (p *planner) freeze(h Hold, known bool, seen *HoldSeen) (frozen bool) {
+	f := p.s.Freezes[h.ID]
+	switch {
+	case f.State == FreezeFrozen && !h.Prepare:
+		return true
+	case known:
+		p.v.Note("hold %s has ended after %v at most, and I/O continues", h.ID, h.Limit)
+		seen.State = HoldEnded
+	case f.State == FreezeEnds || f.State == FreezeEnded:
+		if seen.State, seen.Error = HoldEnded, f.Error; f.Error != "" {
+			p.v.Note("hold %s: %s", h.ID, f.Error)
+		}
+	case f.State == "":
+		if !p.guards && p.s.Holdable && p.s.Device.Named {
+			p.do(SyncFileSystems{h.ID})
+		}
+	case f.State == FreezeSynced && h.Prepare:
+		seen.State = HoldPrepared
+	case f.State == FreezeSynced && !slices.ContainsFunc(slices.Collect(maps.Values(p.s.Freezes)), FreezeSeen.active):
+		p.do(FreezeFileSystems{h.ID, h.Limit}) // a file system can be frozen once
+	}
+	return false
 }
 
 // wantedHolds lists the requested holds, or those in force while the wanted state is unknown.
@@ -117,7 +183,7 @@ func (p *planner) wantedHolds() []Hold {
 	}
 	var all []Hold
 	for _, id := range slices.Sorted(maps.Keys(p.m.Holds)) {
-		all = append(all, Hold{ID: id, Limit: p.m.Holds[id].Limit})
+		all = append(all, Hold{ID: id, Limit: p.m.Holds[id].Limit, Freeze: p.m.Holds[id].Freeze})
 	}
 	return all
 }

@@ -21,7 +21,7 @@ type Order interface{ String() string }
 // carried out. A note may name too few legs, never too many.
 func Alone(o Order, s *Seen) bool {
 	switch o := o.(type) {
-	case Connect, Move, Try, FailFast, Readmit, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
+	case Connect, Move, Try, FailFast, Readmit, SyncFileSystems, FreezeFileSystems, RecordInSync, MakeLog, SetColumn, Add, Promote, Renew, Grow, GrowDevice, CloseDevice, StartScrub, StopScrub, ProceedScrub, SetScrubRate:
 		return true
 	case WriteNote:
 		return s.Noted.Within(o.Note)
@@ -35,7 +35,7 @@ func Begins(o Order) bool {
 	switch o := o.(type) {
 	case HoldIO:
 		return !o.LeaveOut // the flush comes next
-	case Connect, Move, Try, Equalize, StartScrub:
+	case Connect, Move, Try, Equalize, StartScrub, SyncFileSystems, FreezeFileSystems:
 		return true
 	}
 	return false
@@ -73,7 +73,15 @@ type (
 	HoldIO struct {
 		Hold     string        // empty: because of the lease, or LeaveOut
 		Limit    time.Duration // of Hold
+		Freeze   bool          // of Hold
 		LeaveOut bool          // so that legs can be left out
+	}
+	// SyncFileSystems begins to write out what the device's file systems have in memory, for a hold.
+	SyncFileSystems struct{ Hold string }
+	// FreezeFileSystems begins to freeze them, for this time at most.
+	FreezeFileSystems struct {
+		Hold  string
+		Limit time.Duration
 	}
 	// ResumeIO lets it continue.
 	ResumeIO struct{}
@@ -170,15 +178,19 @@ type (
 	Abort struct{}
 )
 
-func (o Connect) String() string      { return "connect " + o.Path.String() }
-func (o Move) String() string         { return "move " + o.Path.String() + " to " + o.To.String() }
-func (o Try) String() string          { return "try " + o.Path.String() }
-func (o HoldIO) String() string       { return "hold I/O for " + o.For() }
-func (o ResumeIO) String() string     { return "resume I/O" }
-func (o RecordStale) String() string  { return "record-stale" + legsOf(o.Legs) }
-func (o RecordInSync) String() string { return "record-in-sync" + legsOf(o.Legs) }
-func (o WriteNote) String() string    { return "note" }
-func (o Cut) String() string          { return "cut " + o.Path.String() + mute(o.Mute) }
+func (o Connect) String() string  { return "connect " + o.Path.String() }
+func (o Move) String() string     { return "move " + o.Path.String() + " to " + o.To.String() }
+func (o Try) String() string      { return "try " + o.Path.String() }
+func (o HoldIO) String() string   { return "hold I/O for " + o.For() }
+func (o ResumeIO) String() string { return "resume I/O" }
+func (o SyncFileSystems) String() string {
+	return "write out the file systems for hold " + o.Hold
+}
+func (o FreezeFileSystems) String() string { return "freeze the file systems for hold " + o.Hold }
+func (o RecordStale) String() string       { return "record-stale" + legsOf(o.Legs) }
+func (o RecordInSync) String() string      { return "record-in-sync" + legsOf(o.Legs) }
+func (o WriteNote) String() string         { return "note" }
+func (o Cut) String() string               { return "cut " + o.Path.String() + mute(o.Mute) }
 func (o FailFast) String() string {
 	if o.On {
 		return "fail fast " + o.Path.String()

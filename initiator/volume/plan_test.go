@@ -560,12 +560,71 @@ func TestIOIsHeldUntilTheLastHoldEnds(t *testing.T) {
 		w.until(t, Serving)
 		w.request(Hold{ID: "s1", Limit: time.Second}, Hold{ID: "s2", Limit: 3 * time.Second})
 		w.pass(2 * time.Second)
-		if want := []HoldSeen{{"s1", HoldEnded}, {"s2", HoldHeld}}; !w.held || !slices.Equal(w.verdict.Holds, want) {
+		if want := []HoldSeen{{ID: "s1", State: HoldEnded}, {ID: "s2", State: HoldHeld}}; !w.held || !slices.Equal(w.verdict.Holds, want) {
 			t.Errorf("after 2s I/O is held: %v, for %v; want %v", w.held, w.verdict.Holds, want)
 		}
 		w.pass(2 * time.Second)
 		if w.held {
 			t.Error("I/O is held after the last hold's limit")
+		}
+	})
+}
+
+// I/O is held only while the file systems are frozen, and what is reported as held was held while they
+// were.
+func TestAHoldWithAFreeze(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		is := func(when string, held bool, want HoldSeen) {
+			t.Helper()
+			want.ID = "s1"
+			if w.held != held || len(w.verdict.Holds) != 1 || w.verdict.Holds[0] != want {
+				t.Errorf("%s: I/O is held: %v, holds %+v; want %v, %+v", when, w.held, w.verdict.Holds, held, want)
+			}
+		}
+		freeze := func(s FreezeState, why string) {
+			w.freezes = map[string]FreezeSeen{"s1": {s, why}}
+			w.pass(time.Second)
+		}
+		w.request(Hold{ID: "s1", Limit: time.Hour, Freeze: true, Prepare: true})
+		w.pass(time.Second)
+		is("nothing is known", false, HoldSeen{State: HoldPending})
+		for _, s := range []FreezeState{FreezeSyncing, FreezeBegins, FreezeFrozen} { // the last two: an earlier wish was to go on
+			freeze(s, "")
+			is(string(s), false, HoldSeen{State: HoldPending})
+		}
+		freeze(FreezeSynced, "")
+		is("synced", false, HoldSeen{State: HoldPrepared})
+		freeze(FreezeEnded, "no")
+		is("failed", false, HoldSeen{State: HoldEnded, Error: "no"})
+		w.request(Hold{ID: "s1", Limit: time.Hour, Freeze: true})
+		for _, s := range []FreezeState{FreezeSyncing, FreezeSynced, FreezeBegins} {
+			freeze(s, "")
+			is(string(s), false, HoldSeen{State: HoldPending})
+		}
+		freeze(FreezeFrozen, "")
+		is("frozen", true, HoldSeen{State: HoldHeld, Frozen: true})
+		for _, s := range []FreezeState{FreezeEnds, FreezeEnded, ""} {
+			freeze(s, "")
+			is("held, then "+string(s), false, HoldSeen{State: HoldEnded})
+		}
+	})
+}
+
+// A file system is frozen for one hold at a time.
+func TestAFreezeWaitsForAnother(t *testing.T) {
+	both(t, 1, 2, func(t *testing.T, w *world) {
+		w.until(t, Serving)
+		w.request(Hold{ID: "s1", Limit: time.Hour, Freeze: true})
+		for _, c := range []struct {
+			other FreezeState
+			want  bool
+		}{{FreezeSynced, true}, {FreezeBegins, false}, {FreezeFrozen, false}, {FreezeEnds, false}, {FreezeEnded, true}} {
+			w.freezes = map[string]FreezeSeen{"s1": {State: FreezeSynced}, "s2": {State: c.other}}
+			orders, _ := Plan(w.wanted, w.memory, w.look(), Limits{Window: 2 * time.Second, Lease: 8 * time.Second}, w.caps)
+			if _, got := find[FreezeFileSystems](orders); got != c.want {
+				t.Errorf("another is %s: it begins: %v, want %v", c.other, got, c.want)
+			}
 		}
 	})
 }

@@ -314,6 +314,8 @@ type Seen struct {
 	RecordError string
 	Noted       Note
 	NoteError   string
+	// Freezes are those for holds, by the hold's id. They are looked at after all else here.
+	Freezes map[string]FreezeSeen
 }
 
 // Built reports whether anything of a volume is here.

@@ -266,6 +266,7 @@ const (
 	HoldState_HOLD_STATE_PENDING     HoldState = 1 // I/O of users may still be under way
 	HoldState_HOLD_STATE_HELD        HoldState = 2 // no I/O of users is under way, and none begins; a rebuild may continue
 	HoldState_HOLD_STATE_ENDED       HoldState = 3 // its limit has passed, or the host's agent has restarted: I/O continues
+	HoldState_HOLD_STATE_PREPARED    HoldState = 4 // with prepare: what file systems had in memory is written; I/O continues
 )
 
 // Enum value maps for HoldState.
@@ -275,12 +276,14 @@ var (
 		1: "HOLD_STATE_PENDING",
 		2: "HOLD_STATE_HELD",
 		3: "HOLD_STATE_ENDED",
+		4: "HOLD_STATE_PREPARED",
 	}
 	HoldState_value = map[string]int32{
 		"HOLD_STATE_UNSPECIFIED": 0,
 		"HOLD_STATE_PENDING":     1,
 		"HOLD_STATE_HELD":        2,
 		"HOLD_STATE_ENDED":       3,
+		"HOLD_STATE_PREPARED":    4,
 	}
 )
 
@@ -3232,6 +3235,7 @@ type InitiatorReport struct {
 	// The process of the agent, if it can copy to a volume's legs without a device: see
 	// WantedAttachment. Empty: it cannot.
 	HealerId      string `protobuf:"bytes,20,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
+	Freezes       bool   `protobuf:"varint,17,opt,name=freezes,proto3" json:"freezes,omitempty"` // the host can freeze file systems: see Hold
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3383,6 +3387,13 @@ func (x *InitiatorReport) GetHealerId() string {
 		return x.HealerId
 	}
 	return ""
+}
+
+func (x *InitiatorReport) GetFreezes() bool {
+	if x != nil {
+		return x.Freezes
+	}
+	return false
 }
 
 // Evidence is a host's durable note about a mirrored volume that it could write: the
@@ -4206,6 +4217,8 @@ type HoldReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	State         HoldState              `protobuf:"varint,2,opt,name=state,proto3,enum=weft.v1.HoldState" json:"state,omitempty"`
+	FsFrozen      bool                   `protobuf:"varint,3,opt,name=fs_frozen,json=fsFrozen,proto3" json:"fs_frozen,omitempty"` // HELD, and the file systems on the device have been frozen since before that
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`                        // why the file systems cannot be frozen: the hold has ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4252,6 +4265,20 @@ func (x *HoldReport) GetState() HoldState {
 		return x.State
 	}
 	return HoldState_HOLD_STATE_UNSPECIFIED
+}
+
+func (x *HoldReport) GetFsFrozen() bool {
+	if x != nil {
+		return x.FsFrozen
+	}
+	return false
+}
+
+func (x *HoldReport) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
 }
 
 // GaveUp states that the host has failed its device, or lost it without being asked to
@@ -4758,9 +4785,15 @@ func (x *Scrub) GetRecorded() uint64 {
 // beyond its limit: users' requests then wait, and none reaches a leg. A hold that has ended stays
 // ended while it is listed, so each new one needs a new id.
 type Hold struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Limit         *durationpb.Duration   `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"` // from the moment in which the host begins to hold I/O
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Limit *durationpb.Duration   `protobuf:"bytes,2,opt,name=limit,proto3" json:"limit,omitempty"` // from the moment in which the host begins to hold I/O
+	// Before it holds I/O, the host freezes the file systems that are mounted from the device, for no longer
+	// than the limit. If it cannot, the hold ends with an error. Only for hosts that report freezes.
+	Freeze bool `protobuf:"varint,3,opt,name=freeze,proto3" json:"freeze,omitempty"`
+	// With freeze: hold and freeze nothing yet. The host writes out what these file systems have in memory,
+	// which may take long, and then reports PREPARED.
+	Prepare       bool `protobuf:"varint,4,opt,name=prepare,proto3" json:"prepare,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4807,6 +4840,20 @@ func (x *Hold) GetLimit() *durationpb.Duration {
 		return x.Limit
 	}
 	return nil
+}
+
+func (x *Hold) GetFreeze() bool {
+	if x != nil {
+		return x.Freeze
+	}
+	return false
+}
+
+func (x *Hold) GetPrepare() bool {
+	if x != nil {
+		return x.Prepare
+	}
+	return false
 }
 
 // WantedLink is one leg of an attachment. Only IN_SYNC and REBUILDING legs are listed;
@@ -6357,7 +6404,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
-	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xa0\x05\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xba\x05\n" +
 	"\x0fInitiatorReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2$.weft.v1.InitiatorReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6379,7 +6426,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fterm_cluster_id\x18\x0e \x01(\tR\rtermClusterId\x12$\n" +
 	"\rauthenticates\x18\x0f \x01(\bR\rauthenticates\x12\x14\n" +
 	"\x05level\x18\x10 \x01(\rR\x05level\x12\x1b\n" +
-	"\thealer_id\x18\x14 \x01(\tR\bhealerId\x1a9\n" +
+	"\thealer_id\x18\x14 \x01(\tR\bhealerId\x12\x18\n" +
+	"\afreezes\x18\x11 \x01(\bR\afreezes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"g\n" +
@@ -6461,11 +6509,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05error\x18\b \x01(\tR\x05errorB\b\n" +
 	"\x06_right\" \n" +
 	"\x06Copies\x12\x16\n" +
-	"\x06copies\x18\x01 \x03(\rR\x06copies\"F\n" +
+	"\x06copies\x18\x01 \x03(\rR\x06copies\"y\n" +
 	"\n" +
 	"HoldReport\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
-	"\x05state\x18\x02 \x01(\x0e2\x12.weft.v1.HoldStateR\x05state\"j\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x12.weft.v1.HoldStateR\x05state\x12\x1b\n" +
+	"\tfs_frozen\x18\x03 \x01(\bR\bfsFrozen\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"j\n" +
 	"\x06GaveUp\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\x12\x1f\n" +
 	"\vwrites_lost\x18\x02 \x01(\bR\n" +
@@ -6516,10 +6566,12 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04from\x18\x04 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12,\n" +
 	"\x05begin\x18\x05 \x01(\v2\x16.weft.v1.ScrubPositionR\x05begin\x12\x10\n" +
 	"\x03run\x18\x06 \x01(\tR\x03run\x12\x1a\n" +
-	"\brecorded\x18\a \x01(\x04R\brecorded\"G\n" +
+	"\brecorded\x18\a \x01(\x04R\brecorded\"y\n" +
 	"\x04Hold\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
-	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\"\x8a\x04\n" +
+	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\x12\x16\n" +
+	"\x06freeze\x18\x03 \x01(\bR\x06freeze\x12\x18\n" +
+	"\aprepare\x18\x04 \x01(\bR\aprepare\"\x8a\x04\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -6656,12 +6708,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x17SCRUB_OUTCOME_NOT_KNOWN\x10\x01\x12\x1a\n" +
 	"\x16SCRUB_OUTCOME_REPAIRED\x10\x02\x12\x16\n" +
 	"\x12SCRUB_OUTCOME_GONE\x10\x03\x12\x1e\n" +
-	"\x1aSCRUB_OUTCOME_NOT_REPAIRED\x10\x04*j\n" +
+	"\x1aSCRUB_OUTCOME_NOT_REPAIRED\x10\x04*\x83\x01\n" +
 	"\tHoldState\x12\x1a\n" +
 	"\x16HOLD_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12HOLD_STATE_PENDING\x10\x01\x12\x13\n" +
 	"\x0fHOLD_STATE_HELD\x10\x02\x12\x14\n" +
-	"\x10HOLD_STATE_ENDED\x10\x03*\x85\x01\n" +
+	"\x10HOLD_STATE_ENDED\x10\x03\x12\x17\n" +
+	"\x13HOLD_STATE_PREPARED\x10\x04*\x85\x01\n" +
 	"\fGiveUpReason\x12\x1e\n" +
 	"\x1aGIVE_UP_REASON_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19GIVE_UP_REASON_LOST_CACHE\x10\x01\x12\x1a\n" +

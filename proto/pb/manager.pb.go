@@ -3594,8 +3594,12 @@ func (x *CreateVolumeRequest) GetFrom() string {
 }
 
 type CreateSnapshotsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Snapshots     []*NewSnapshot         `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // at most 64, of one volume each
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots []*NewSnapshot         `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"` // at most 64, of one volume each
+	// Hosts freeze the file systems that they have mounted from the volumes, so that the snapshots hold
+	// complete file systems. A host that has a volume and no file system of it that it can freeze makes
+	// all of the snapshots fail.
+	Freeze        bool `protobuf:"varint,2,opt,name=freeze,proto3" json:"freeze,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3635,6 +3639,13 @@ func (x *CreateSnapshotsRequest) GetSnapshots() []*NewSnapshot {
 		return x.Snapshots
 	}
 	return nil
+}
+
+func (x *CreateSnapshotsRequest) GetFreeze() bool {
+	if x != nil {
+		return x.Freeze
+	}
+	return false
 }
 
 type NewSnapshot struct {
@@ -5941,9 +5952,10 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x04from\x18\x10 \x01(\tR\x04from\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"L\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"d\n" +
 	"\x16CreateSnapshotsRequest\x122\n" +
-	"\tsnapshots\x18\x01 \x03(\v2\x14.weft.v1.NewSnapshotR\tsnapshots\"\xae\x01\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x14.weft.v1.NewSnapshotR\tsnapshots\x12\x16\n" +
+	"\x06freeze\x18\x02 \x01(\bR\x06freeze\"\xae\x01\n" +
 	"\vNewSnapshot\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x128\n" +

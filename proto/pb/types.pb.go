@@ -2428,7 +2428,11 @@ type SnapshotOf struct {
 	// When it became complete; unset: it has not.
 	Taken *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=taken,proto3" json:"taken,omitempty"`
 	// The snapshots that were taken at the same moment have the same group; empty: it was taken alone.
-	GroupId       string `protobuf:"bytes,4,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	GroupId string `protobuf:"bytes,4,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
+	// No file system on the volume had a write under way: hosts had frozen those that they had mounted, or no
+	// host had the volume.
+	FsFrozen      bool `protobuf:"varint,5,opt,name=fs_frozen,json=fsFrozen,proto3" json:"fs_frozen,omitempty"`
+	Freezes       bool `protobuf:"varint,6,opt,name=freezes,proto3" json:"freezes,omitempty"` // it is being taken, and will be fs_frozen
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2489,6 +2493,20 @@ func (x *SnapshotOf) GetGroupId() string {
 		return x.GroupId
 	}
 	return ""
+}
+
+func (x *SnapshotOf) GetFsFrozen() bool {
+	if x != nil {
+		return x.FsFrozen
+	}
+	return false
+}
+
+func (x *SnapshotOf) GetFreezes() bool {
+	if x != nil {
+		return x.Freezes
+	}
+	return false
 }
 
 // ByteRange is a range of a device.
@@ -3372,14 +3390,16 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\ahealing\x18P \x01(\v2\x13.weft.v1.AttachmentR\ahealing\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xce\x01\n" +
 	"\n" +
 	"SnapshotOf\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
 	"volumeName\x120\n" +
 	"\x05taken\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05taken\x12\x19\n" +
-	"\bgroup_id\x18\x04 \x01(\tR\agroupId\"9\n" +
+	"\bgroup_id\x18\x04 \x01(\tR\agroupId\x12\x1b\n" +
+	"\tfs_frozen\x18\x05 \x01(\bR\bfsFrozen\x12\x18\n" +
+	"\afreezes\x18\x06 \x01(\bR\afreezes\"9\n" +
 	"\tByteRange\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"\xac\x03\n" +

@@ -238,6 +238,8 @@ type InitiatorReport struct {
 	Authenticates bool
 	// Heals is the process of the agent, if it can copy to a volume's legs without a device; else empty.
 	Heals string
+	// Freezes: the host can freeze file systems.
+	Freezes bool
 }
 
 // Phase is the progress of an attachment on its host.
@@ -267,14 +269,15 @@ type AttachmentReport struct {
 	Tells       bool          // the host tells InUse
 	ResyncDone  block.Size
 	ResyncTotal block.Size
-	Size        block.Size           // of the device
-	Number      string               // of the device: "253:4"
-	GaveUp      GaveUp               // zero: it has not
-	Scrub       *ScrubReport         // nil: none has begun
-	Scrubs      bool                 // the host can compare copies
-	Heals       *HealReport          // nil: there was none
-	Copies      []CopyReport         // of the legs that it copies to
-	Holds       map[string]HoldState // of the wanted holds, by id
+	Size        block.Size              // of the device
+	Number      string                  // of the device: "253:4"
+	GaveUp      GaveUp                  // zero: it has not
+	Scrub       *ScrubReport            // nil: none has begun
+	Scrubs      bool                    // the host can compare copies
+	Heals       *HealReport             // nil: there was none
+	Copies      []CopyReport            // of the legs that it copies to
+	Holds       map[string]HoldState    // of the wanted holds, by id
+	Freezes     map[string]FreezeReport // likewise, of those that freeze
 }
 
 // GaveUp reports that a host has failed its device, or released it in another way than
@@ -340,6 +343,15 @@ type WantedAttachment struct {
 type WantedHold struct {
 	ID    string
 	Limit time.Duration
+	// Freeze: freeze the file systems on its device, too. Prepare: so far, only write out what they have
+	// in memory. Both only for hosts that report Freezes.
+	Freeze, Prepare bool
+}
+
+// FreezeReport says whether the file systems are frozen for a hold that is HELD, or why that cannot be.
+type FreezeReport struct {
+	Frozen bool
+	Error  string
 }
 
 // WantedLink is one leg, in sync or rebuilding, of an attachment.

@@ -433,7 +433,7 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 	}
 	on.status = AgentStatus{
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version, Level: max(r.Level, block.FirstLevel),
-		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems,
+		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems, Freezes: r.Freezes,
 	}
 	on.attachments = map[block.VolumeID]AttachmentReport{}
 	for _, a := range r.Attachments {

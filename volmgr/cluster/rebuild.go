@@ -233,7 +233,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 	}
 	v.Thin = slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.mapped() })
 	if of := best.Snapshot; !of.Volume.IsZero() {
-		v.Snapshot = &SnapshotOf{Volume: of.Volume, Name: of.Name, Group: of.Group, Taken: time.Unix(0, of.Taken).UTC()}
+		v.Snapshot = &SnapshotOf{Volume: of.Volume, Name: of.Name, Group: of.Group, Taken: time.Unix(0, of.Taken).UTC(), FSFrozen: of.FSFrozen}
 	}
 	for i := range v.Legs {
 		if q.Replaced(v.Legs[i].ID) {

@@ -56,6 +56,12 @@ const (
 	// takeFor is the longest that all attempts may take, and maxAttempts how many there are.
 	takeFor     = time.Minute
 	maxAttempts = 5
+	// syncFor and takeFrozenFor stand for prepareFor and takeFor where hosts first write out what file
+	// systems have in memory, which may be much.
+	syncFor       = 2 * time.Minute
+	takeFrozenFor = 4 * time.Minute
+	// againAfter is the least time between two attempts that fail while they are prepared.
+	againAfter = time.Second
 	// MaxSnapshots is how many snapshots a volume may have.
 	MaxSnapshots = 1024
 	// MaxGroup is how many snapshots are taken at one moment.
@@ -69,6 +75,9 @@ type SnapshotOf struct {
 	Group  string           `json:"group,omitempty"`  // of the snapshots taken at the same moment; empty: it was taken alone
 	Taken  time.Time        `json:"taken,omitzero"`   // when it became complete
 	Taking *Taking          `json:"taking,omitempty"` // nil: it is complete, or was given up
+	// FSFrozen: no file system had a write under way. Hosts had frozen those that they had mounted, or no
+	// host had the volume, which was released cleanly.
+	FSFrozen bool `json:"fs_frozen,omitempty"`
 }
 
 // Taking is how far a snapshot that is not complete has come. It is never changed in place.
@@ -76,10 +85,11 @@ type Taking struct {
 	Members []block.VolumeID `json:"members"` // all that are taken at the same moment, this one too
 	Attempt int              `json:"attempt"`
 	Phase   TakingPhase      `json:"phase"`
-	Hold    string           `json:"hold"`     // id of the holds of this attempt
-	PhaseAt uint64           `json:"phase_at"` // generation in which the phase began
-	Since   time.Time        `json:"since"`    // when it began
-	Began   time.Time        `json:"began"`    // when the first attempt began
+	Hold    string           `json:"hold"`             // id of the holds of this attempt
+	Freeze  bool             `json:"freeze,omitempty"` // hosts freeze file systems, too
+	PhaseAt uint64           `json:"phase_at"`         // generation in which the phase began
+	Since   time.Time        `json:"since"`            // when it began
+	Began   time.Time        `json:"began"`            // when the first attempt began
 	// Of the origin, as the attempt was begun with.
 	Epoch  block.Epoch    `json:"epoch"`
 	Hosts  []TakingHost   `json:"hosts,omitempty"` // that may write, and hold I/O
@@ -138,7 +148,9 @@ type NewSnapshot struct {
 // are READY.
 type CreateSnapshots struct {
 	Snapshots []NewSnapshot
-	Seed      Seed
+	// Freeze: hosts freeze the file systems that they have mounted from the volumes.
+	Freeze bool
+	Seed   Seed
 }
 
 func (in CreateSnapshots) apply(t *tx) (view, error) {
@@ -173,7 +185,7 @@ func (in CreateSnapshots) apply(t *tx) (view, error) {
 	case len(fresh) > 0 && len(fresh) < len(in.Snapshots):
 		return nil, in.half(t, ids)
 	case len(fresh) > 0:
-		if err := t.beginSnapshots(fresh, in.Seed.id(MaxGroup).String()); err != nil {
+		if err := t.beginSnapshots(fresh, in.Seed.id(MaxGroup).String(), in.Freeze); err != nil {
 			return nil, err
 		}
 	}
@@ -230,6 +242,9 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 		case v.Snapshot.Volume != origin.ID:
 			return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "name", Text: fmt.Sprintf("%s: already exists, of an earlier volume of this name", v.object())}).
 				hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
+		case in.Freeze && !v.Snapshot.FSFrozen && (v.taking() == nil || !v.taking().Freeze):
+			return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "freeze", Text: fmt.Sprintf("%s: already exists, taken without freezing file systems", v.object())}).
+				hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
 		}
 		return v, nil
 	}
@@ -238,6 +253,10 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 	}
 	if who := t.s.cannotHold(origin); who != "" {
 		return nil, refused(ReasonAttached, origin.object(), "attached to %s, which has no agent that could hold its I/O", who).hint("`weft detach %s` first", origin.Name)
+	}
+	if who := t.s.cannotFreeze(origin); in.Freeze && who != "" {
+		return nil, (&Error{Kind: Unimplemented, Object: origin.object(), Field: "freeze", Text: fmt.Sprintf("%s: attached to %s, whose agent cannot freeze file systems", origin.object(), who)}).
+			hint("upgrade it: `weft upgrade plan` says how; or take the snapshot without freezing")
 	}
 	if origin.users() == "" && !origin.equal() {
 		return nil, refused(ReasonCopiesDiffer, origin.object(), "its copies may differ, since its last host did not release it cleanly").
@@ -264,9 +283,19 @@ func (s *State) cannotHold(v *Volume) block.NodeName {
 	return ""
 }
 
+// cannotFreeze names a host of a volume that may write and whose agent is known not to freeze file systems.
+func (s *State) cannotFreeze(v *Volume) block.NodeName {
+	for _, h := range writers(v) {
+		if on := s.initiators[h.Node]; on != nil && on.status.Known && !on.status.Freezes {
+			return h.Node
+		}
+	}
+	return ""
+}
+
 // beginSnapshots begins the first attempt to take some snapshots.
-func (t *tx) beginSnapshots(all []*Volume, group string) error {
-	first := Taking{Began: t.now.UTC()}
+func (t *tx) beginSnapshots(all []*Volume, group string, freeze bool) error {
+	first := Taking{Began: t.now.UTC(), Freeze: freeze}
 	for _, v := range all {
 		first.Members = append(first.Members, v.ID)
 	}
@@ -421,7 +450,7 @@ func (t *tx) settleTaking(id block.VolumeID) {
 	switch why := t.broken(members); {
 	case why == "":
 		t.advance(members, taking)
-	case t.now.Sub(taking.Began) > takeFor || taking.Attempt >= maxAttempts && taking.Phase != Preparing:
+	case t.now.Sub(taking.Began) > taking.takeFor() || taking.Attempt >= maxAttempts && taking.Phase != Preparing:
 		t.giveUp(members, why)
 	case taking.Phase != Preparing || t.begun(members):
 		t.attempt(members)
@@ -468,8 +497,14 @@ func (t *tx) hopeless(members []block.VolumeID) string {
 		if v == nil || v.taking() == nil || v.State != VolumeCreating {
 			return "one that was to be taken at the same moment was deleted"
 		}
-		if o := t.peek(v.Snapshot.Volume); o == nil || o.State == VolumeDeleting {
+		o := t.peek(v.Snapshot.Volume)
+		if o == nil || o.State == VolumeDeleting {
 			return fmt.Sprintf("volume %s was deleted", v.Snapshot.Name)
+		}
+		for _, h := range v.taking().Hosts {
+			if _, f := t.s.holdReport(o, h, v.taking().Hold); f.Error != "" {
+				return fmt.Sprintf("host %s cannot freeze what it has mounted from %s: %s", h.Node, o.object(), f.Error)
+			}
 		}
 	}
 	return ""
@@ -497,13 +532,14 @@ func (t *tx) brokenOne(v *Volume) string {
 		return fmt.Sprintf("%s has a column without a copy in sync on a target that is online and can take snapshots", o.object())
 	}
 	if taking.Phase == Preparing {
-		if t.now.Sub(taking.Since) > prepareFor {
+		ended := func(h TakingHost) bool { return t.s.holdOf(o, h, taking) == HoldEnded } // before it began
+		if age := t.now.Sub(taking.Since); age > taking.prepareFor() || age > againAfter && slices.ContainsFunc(taking.Hosts, ended) {
 			return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
 		}
 		return ""
 	}
 	for _, h := range taking.Hosts {
-		if s := t.s.holdOf(o, h, taking.Hold); s == HoldEnded {
+		if s := t.s.holdOf(o, h, taking); s == HoldEnded {
 			return fmt.Sprintf("hosts hold their I/O for %v at most, and in that time %s%s", t.s.holdFor(), notDone[taking.Phase], because(t.s.takingWaits(v)))
 		}
 	}
@@ -511,6 +547,20 @@ func (t *tx) brokenOne(v *Volume) string {
 		return fmt.Sprintf("it took too long%s", because(t.s.takingWaits(v)))
 	}
 	return ""
+}
+
+func (x *Taking) prepareFor() time.Duration {
+	if x.Freeze {
+		return syncFor
+	}
+	return prepareFor
+}
+
+func (x *Taking) takeFor() time.Duration {
+	if x.Freeze {
+		return takeFrozenFor
+	}
+	return takeFor
 }
 
 // holdFor is how long a host holds I/O for a snapshot at most.
@@ -566,8 +616,9 @@ func (t *tx) complete(members []block.VolumeID) {
 		if s := v.Snapshot.Taking; len(s.Hosts) > 0 {
 			held = fmt.Sprintf(", at attempt %d", s.Attempt)
 		}
+		frozen := v.Snapshot.Taking.Freeze
 		v.Snapshot = v.Snapshot.with(nil)
-		v.Snapshot.Taken = t.now.UTC()
+		v.Snapshot.Taken, v.Snapshot.FSFrozen = t.now.UTC(), frozen
 		v.State = VolumeReady
 		v.Generation++
 		legs := 0
@@ -601,32 +652,44 @@ type HoldState string
 
 // The states of a hold.
 const (
-	HoldPending HoldState = "PENDING"
-	HoldHeld    HoldState = "HELD"
-	HoldEnded   HoldState = "ENDED"
+	HoldPending  HoldState = "PENDING"
+	HoldPrepared HoldState = "PREPARED"
+	HoldHeld     HoldState = "HELD"
+	HoldEnded    HoldState = "ENDED"
 )
 
-// holdOf is the state of a hold on a host, by the newest report of the attachment that it is of.
-func (s *State) holdOf(o *Volume, h TakingHost, hold string) HoldState {
+// holdOf is the state of the hold of an attempt on a host. I/O that is held over a file system that is not
+// frozen is no hold of an attempt that freezes them.
+func (s *State) holdOf(o *Volume, h TakingHost, x *Taking) HoldState {
+	state, f := s.holdReport(o, h, x.Hold)
+	if state == HoldHeld && x.Freeze && !f.Frozen {
+		return HoldEnded
+	}
+	return state
+}
+
+// holdReport is what a host says of a hold, by the newest report of the attachment that it is of.
+func (s *State) holdReport(o *Volume, h TakingHost, hold string) (state HoldState, f FreezeReport) {
 	a := o.attachmentOf(h.Node)
 	if a == nil || a.BootID != h.BootID || a.Grant != h.Grant {
-		return ""
+		return "", f
 	}
 	r, ok := s.attachmentReport(o, a)
 	if !ok {
-		return ""
+		return "", f
 	}
-	return r.Holds[hold]
+	return r.Holds[hold], r.Freezes[hold]
 }
 
 // wantedHolds are the holds that the host of an attachment shall have.
 func (s *State) wantedHolds(v *Volume, a *Attachment) (all []WantedHold) {
 	for _, id := range s.takings.Get(v.ID) {
 		x := s.volumes.Get(id).taking()
-		if x == nil || x.Phase == Preparing || !slices.ContainsFunc(x.Hosts, func(h TakingHost) bool { return h.Node == a.Node }) {
+		on := s.initiators[a.Node]
+		if x == nil || x.Phase == Preparing && !x.Freeze || x.Freeze && (on == nil || !on.status.Freezes) || !slices.ContainsFunc(x.Hosts, func(h TakingHost) bool { return h.Node == a.Node }) {
 			continue
 		}
-		all = append(all, WantedHold{x.Hold, s.holdFor()})
+		all = append(all, WantedHold{x.Hold, s.holdFor(), x.Freeze, x.Phase == Preparing})
 	}
 	return all
 }
@@ -667,16 +730,35 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 			waits = append(waits, fmt.Sprintf("%v: %s", l, s.legWaitsFor(l)))
 		}
 	}
-	if x.Phase != Holding && x.Phase != Confirming || o == nil {
+	if o == nil {
 		return waits
 	}
 	for _, h := range x.Hosts {
-		on := s.initiators[h.Node]
-		if s.holdOf(o, h, x.Hold) != HoldHeld || x.Phase == Confirming && (on == nil || on.status.Generation < x.PhaseAt) {
-			waits = append(waits, fmt.Sprintf("host %s to hold its I/O", h.Node))
+		if what := s.hostWaits(o, h, x); what != "" {
+			waits = append(waits, fmt.Sprintf("host %s to %s", h.Node, what))
 		}
 	}
 	return waits
+}
+
+// hostWaits is what the present phase of an attempt waits for on a host of an origin; empty: nothing.
+func (s *State) hostWaits(o *Volume, h TakingHost, x *Taking) string {
+	on, state := s.initiators[h.Node], s.holdOf(o, h, x)
+	switch x.Phase {
+	case Preparing:
+		if x.Freeze && state != HoldPrepared {
+			return "write out its file systems"
+		}
+	case Holding:
+		if state != HoldHeld {
+			return "hold its I/O"
+		}
+	case Confirming:
+		if state != HoldHeld || on == nil || on.status.Generation < x.PhaseAt {
+			return "hold its I/O"
+		}
+	}
+	return ""
 }
 
 // frozen reports whether a leg of a snapshot is frozen and its label says so. It need not be mapped yet:
@@ -1198,6 +1280,9 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	x := v.taking()
 	if x == nil {
 		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again elsewhere", v.Snapshot.Name))
+		if v.Snapshot.FSFrozen {
+			e.Facts = append(e.Facts, "no file system on it had a write under way when it was taken")
+		}
 		return
 	}
 	e.Summary = fmt.Sprintf("%s is being taken: attempt %d of %d, %s", v.object(), x.Attempt, maxAttempts, strings.ToLower(string(x.Phase)))

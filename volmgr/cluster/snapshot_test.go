@@ -67,6 +67,10 @@ type snapHost struct {
 	volumes    map[block.VolumeID]WantedAttachment
 	holds      map[string]time.Time // since when
 	writing    map[block.VolumeID]*snapWrite
+	old        bool   // its agent cannot freeze file systems
+	thaws      bool   // they are thawed again before I/O is held
+	cannot     string // why they cannot be frozen
+	told       []WantedHold
 }
 
 // snapWrite is a write under way: to the legs in to it has not come yet.
@@ -272,7 +276,11 @@ func (w *snapWorld) hostObeys(h *snapHost, wanted InitiatorWanted) {
 			w.equalize(a)
 		}
 		volumes[a.Volume] = a
+		h.told = append(h.told, a.Holds...)
 		for _, x := range a.Holds {
+			if x.Prepare { // nothing is held
+				continue
+			}
 			if holds[x.ID] = w.now; !h.holds[x.ID].IsZero() {
 				holds[x.ID] = h.holds[x.ID]
 			}
@@ -304,21 +312,26 @@ func (h *snapHost) bootID() string { return fmt.Sprintf("%s-boot-%d", h.name, h.
 
 // holding reports whether a volume's writes are held.
 func (w *snapWorld) holding(h *snapHost, v block.VolumeID) bool {
-	return slices.ContainsFunc(h.volumes[v].Holds, func(x WantedHold) bool { return w.now.Sub(h.holds[x.ID]) < x.Limit })
+	return slices.ContainsFunc(h.volumes[v].Holds, func(x WantedHold) bool { return !x.Prepare && w.now.Sub(h.holds[x.ID]) < x.Limit })
 }
 
 func (w *snapWorld) hostReport(h *snapHost) InitiatorReport {
-	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel}
+	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel, Freezes: !h.old}
 	for id, v := range h.volumes {
-		a := AttachmentReport{Volume: id, Epoch: v.Epoch, Grant: v.Grant, Phase: PhaseServing, Tells: true, Holds: map[string]HoldState{}}
+		a := AttachmentReport{Volume: id, Epoch: v.Epoch, Grant: v.Grant, Phase: PhaseServing, Tells: true, Holds: map[string]HoldState{}, Freezes: map[string]FreezeReport{}}
 		for _, x := range v.Holds {
+			a.Freezes[x.ID] = FreezeReport{Error: h.cannot}
 			switch {
+			case h.cannot != "":
+				a.Holds[x.ID] = HoldEnded
+			case x.Prepare:
+				a.Holds[x.ID] = HoldPrepared
 			case w.now.Sub(h.holds[x.ID]) >= x.Limit:
 				a.Holds[x.ID] = HoldEnded
 			case h.writing[id] != nil:
 				a.Holds[x.ID] = HoldPending
 			default:
-				a.Holds[x.ID] = HoldHeld
+				a.Holds[x.ID], a.Freezes[x.ID] = HoldHeld, FreezeReport{Frozen: x.Freeze && !h.thaws}
 			}
 		}
 		for _, l := range v.Legs {

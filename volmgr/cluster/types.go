@@ -57,6 +57,7 @@ type AgentStatus struct {
 	Generation uint64
 	Problems   []Problem
 	HandsOver  bool   // of a target: its next process can take over from it
+	Freezes    bool   // of an initiator: it can freeze file systems
 	Refused    string // why its reports are ignored: it belongs to another cluster; derived, for readers
 }
 

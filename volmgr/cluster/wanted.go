@@ -94,7 +94,7 @@ func (v *Volume) label() evidence.VolumeLabel {
 	label.Clean = v.Clean && label.Quiet
 	label.ListsAll = true
 	if x := v.Snapshot; x != nil {
-		label.Snapshot = evidence.SnapshotOf{Volume: x.Volume, Name: x.Name, Group: x.Group, Taken: nanoseconds(x.Taken)}
+		label.Snapshot = evidence.SnapshotOf{Volume: x.Volume, Name: x.Name, Group: x.Group, Taken: nanoseconds(x.Taken), FSFrozen: x.FSFrozen}
 	}
 	if x := v.Restoring; x != nil {
 		label.RestoringTo = x.To

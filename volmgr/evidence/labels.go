@@ -82,6 +82,8 @@ type SnapshotOf struct {
 	Name   block.VolumeName
 	Group  string
 	Taken  int64
+	// FSFrozen: no file system on the volume had a write under way.
+	FSFrozen bool
 }
 
 // inSync reports whether a leg is in sync by the label, suspect or not.

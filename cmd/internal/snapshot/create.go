@@ -20,6 +20,7 @@ type createOptions struct {
 	snapshots []string // or volumes, if there is a name for all
 	name      string
 	labels    []string
+	freeze    bool
 	wait      bool
 }
 
@@ -35,7 +36,13 @@ together, such as the data and the log of a database, to one command. Writes
 wait while the snapshots are taken.
 
 A snapshot holds what a power cut at that moment would leave on the device. What
-a program or a file system has not written yet is not in it.
+a program or a file system has not written yet is not in it. With --freeze, the
+hosts of the volumes first write out and then freeze the file systems that they
+have mounted from them, so that the snapshots hold complete file systems. Their
+programs wait for about as long as writes do. If a host has mounted no file
+system of a volume, or one that cannot be frozen, no snapshot is taken. A volume
+that no host has needs nothing frozen. What a program has not written yet is not
+in such a snapshot either.
 
 With --name, the arguments are volumes, and their snapshots have the same name.
 
@@ -43,6 +50,7 @@ The command waits until the snapshots are taken. If one of them cannot be taken,
 none is kept. Taking snapshots that exist has no effect.`,
 		Example: `  weft snapshot create db1@mon
   weft snapshot create db1@mon log1@mon
+  weft snapshot create db1@mon --freeze
   weft snapshot create --name nightly db1 db2 log1 --label keep=7d`,
 		Args:              cli.TakesMore(argument),
 		ValidArgsFunction: g.CompleteNewSnapshots,
@@ -54,6 +62,7 @@ none is kept. Taking snapshots that exist has no effect.`,
 	f := cmd.Flags()
 	f.StringVar(&o.name, "name", "", "`name` of all the snapshots; the arguments are then volumes")
 	f.StringArrayVar(&o.labels, "label", nil, "`key=value` of each snapshot; may be repeated")
+	f.BoolVar(&o.freeze, "freeze", false, "freeze the file systems on the volumes while the snapshots are taken")
 	f.BoolVar(&o.wait, "wait", true, "wait until the snapshots are taken")
 	return cmd
 }
@@ -64,6 +73,9 @@ func runCreate(ctx context.Context, api pb.ManagerClient, o createOptions, out *
 		return err
 	}
 	made, err := api.CreateSnapshots(ctx, r)
+	if err == nil && o.freeze {
+		err = understood(made)
+	}
 	if status.Code(err) == codes.Unimplemented {
 		return cli.AdvisedError{Err: fmt.Errorf("this volume manager takes no snapshots: its version has none"), Hints: []string{"upgrade it: `weft upgrade plan` says how"}}
 	}
@@ -84,13 +96,26 @@ func runCreate(ctx context.Context, api pb.ManagerClient, o createOptions, out *
 	return out.Print(made, nil)
 }
 
+// understood refuses the answer of a manager that took snapshots as one from before --freeze does.
+func understood(made *pb.CreateSnapshotsResponse) error {
+	for _, s := range made.GetSnapshots() {
+		if x := s.GetSnapshot(); !x.GetFreezes() && !x.GetFsFrozen() {
+			return cli.AdvisedError{
+				Err:   fmt.Errorf("snapshot %s is taken, but not with frozen file systems: this volume manager's version cannot do that", s.GetName()),
+				Hints: []string{fmt.Sprintf("`weft snapshot delete %s`, and upgrade the manager: `weft upgrade plan` says how", s.GetName())},
+			}
+		}
+	}
+	return nil
+}
+
 // request is what the manager is asked for.
 func (o createOptions) request() (*pb.CreateSnapshotsRequest, error) {
 	labels, err := cli.ParsePairs(o.labels)
 	if err != nil {
 		return nil, err
 	}
-	r := &pb.CreateSnapshotsRequest{}
+	r := &pb.CreateSnapshotsRequest{Freeze: o.freeze}
 	for _, given := range o.snapshots {
 		volume, name, err := o.split(given)
 		if err != nil {

@@ -43,7 +43,9 @@ func newList(g *cli.Globals) *cobra.Command {
 		Short: "List the snapshots, or those of one volume",
 		Long: `List the snapshots, or those of one volume. USED is the space of a snapshot's
 data, in all copies together, as of some seconds ago. COPIES is how many good
-copies of the data there are, and how many there should be.`,
+copies of the data there are, and how many there should be. FROZEN says whether
+no file system on the volume had a write under way: see weft snapshot create
+--freeze.`,
 		Example: "  weft snapshot list\n  weft snapshot list db1\n  weft snapshot list -o json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			return cli.Takes([]string{"VOLUME"}[:min(1, len(args))]...)(cmd, args)
@@ -69,11 +71,19 @@ func runList(ctx context.Context, api pb.ManagerClient, volume []string, out *cl
 		for _, s := range all.GetVolumes() {
 			rows = append(rows, []string{
 				s.GetName(), cli.Size(s.GetSizeBytes()), cli.Size(s.GetUsedBytes()), copies(s),
-				out.Age(s.GetSnapshot().GetTaken()), state(s),
+				out.Age(s.GetSnapshot().GetTaken()), frozen(s), state(s),
 			})
 		}
-		cli.Table(w, "NAME SIZE USED COPIES TAKEN STATE", rows...)
+		cli.Table(w, "NAME SIZE USED COPIES TAKEN FROZEN STATE", rows...)
 	})
+}
+
+// frozen says whether no file system on a snapshot's volume had a write under way.
+func frozen(s *pb.Volume) string {
+	if s.GetSnapshot().GetFsFrozen() {
+		return "yes"
+	}
+	return "no"
 }
 
 // state is a snapshot's state, and why it is not kept.

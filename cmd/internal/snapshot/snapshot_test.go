@@ -33,6 +33,7 @@ type stub struct {
 	created *pb.CreateSnapshotsRequest
 	listed  *pb.ListVolumesRequest
 	deleted []string
+	freezes bool
 
 	restored *pb.RestoreVolumeRequest
 	back     []*pb.Volume // what RestoreVolume answers, and then GetVolume
@@ -58,6 +59,7 @@ func (s *stub) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest, 
 	answer := &pb.CreateSnapshotsResponse{}
 	for _, n := range r.GetSnapshots() {
 		answer.Snapshots = append(answer.Snapshots, snapshotOf(n.GetVolume(), n.GetName(), pb.VolumeState_VOLUME_STATE_CREATING))
+		answer.Snapshots[len(answer.Snapshots)-1].Snapshot.Freezes = r.GetFreeze() && s.freezes
 	}
 	return answer, nil
 }
@@ -212,6 +214,18 @@ func TestCreatePrintsSnapshotsAsTheyAreThen(t *testing.T) {
 	}
 }
 
+// A manager that does not know --freeze answers with snapshots for which nothing is frozen.
+func TestCreateWithFrozenFileSystems(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		out, _, _ := output(cli.FormatTable)
+		api := &stub{freezes: !old}
+		err := runCreate(t.Context(), api, createOptions{snapshots: []string{"db1@a"}, freeze: true}, out)
+		if !api.created.GetFreeze() || (err != nil) != old {
+			t.Errorf("an old manager %v: asked for %v, error %v", old, api.created, err)
+		}
+	}
+}
+
 func TestAManagerOfAnOlderVersionTakesNone(t *testing.T) {
 	out, _, _ := output(cli.FormatTable)
 	err := runCreate(t.Context(), &stub{refusal: status.Error(codes.Unimplemented, "unknown method CreateSnapshots")}, createOptions{snapshots: []string{"db1@a"}}, out)
@@ -220,13 +234,14 @@ func TestAManagerOfAnOlderVersionTakesNone(t *testing.T) {
 	}
 	api := &stub{volumes: []*pb.Volume{{Name: "db1"}}}
 	out, stdout, _ := output(cli.FormatTable)
-	if err := runList(t.Context(), api, nil, out); err != nil || stdout.String() != "NAME  SIZE  USED  COPIES  TAKEN  STATE\n" {
+	if err := runList(t.Context(), api, nil, out); err != nil || stdout.String() != "NAME  SIZE  USED  COPIES  TAKEN  FROZEN  STATE\n" {
 		t.Errorf("runList prints %q, %v, want no volumes", stdout, err)
 	}
 }
 
 func TestListShowsHowGoodSnapshotsAre(t *testing.T) {
 	lost, half := snapshotOf("db1", "mon", pb.VolumeState_VOLUME_STATE_READY), snapshotOf("db1", "tue", pb.VolumeState_VOLUME_STATE_READY)
+	half.Snapshot.FsFrozen = true
 	half.Legs[3].State = pb.LegState_LEG_STATE_STALE
 	lost.Legs[0].State, lost.Legs[1].State = pb.LegState_LEG_STATE_STALE, pb.LegState_LEG_STATE_STALE
 	bare := failed("db1", "wed", "t2 did not answer in time")
@@ -236,11 +251,11 @@ func TestListShowsHowGoodSnapshotsAre(t *testing.T) {
 	if err := runList(t.Context(), api, []string{"db1"}, out); err != nil {
 		t.Fatal(err)
 	}
-	want := `NAME     SIZE   USED  COPIES  TAKEN  STATE
-db1@mon  10GiB  3GiB  0/2     3h     ready
-db1@tue  10GiB  3GiB  1/2     3h     ready
-db1@wed  10GiB  0B    0/2     -      deleting: not taken: t2 did not answer in time
-db1@thu  10GiB  3GiB  2/2     3h     ready
+	want := `NAME     SIZE   USED  COPIES  TAKEN  FROZEN  STATE
+db1@mon  10GiB  3GiB  0/2     3h     no      ready
+db1@tue  10GiB  3GiB  1/2     3h     yes     ready
+db1@wed  10GiB  0B    0/2     -      no      deleting: not taken: t2 did not answer in time
+db1@thu  10GiB  3GiB  2/2     3h     no      ready
 `
 	if diff := cmp.Diff(want, stdout.String()); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)
