@@ -178,7 +178,7 @@ func (s *controllerServer) taken(ctx context.Context, v *pb.Volume) (*pb.Volume,
 		now, err := s.cfg.Manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: id})
 		switch {
 		case status.Code(err) == codes.NotFound:
-			return "", status.Errorf(codes.Aborted, "%s: it was not taken, or was deleted meanwhile; `weft event list` says why", doing)
+			return "", status.Errorf(codes.Aborted, "%s: %s", doing, s.whyGone(ctx, v))
 		case err != nil:
 			return "", fromManager(doing, err)
 		case now.State == pb.VolumeState_VOLUME_STATE_DELETING:
@@ -190,6 +190,18 @@ func (s *controllerServer) taken(ctx context.Context, v *pb.Volume) (*pb.Volume,
 		return "its volume's hosts and targets to take it", nil
 	})
 	return v, err
+}
+
+// whyGone is why a snapshot is gone that was to be taken, by the manager's history.
+func (s *controllerServer) whyGone(ctx context.Context, v *pb.Volume) string {
+	if reply, err := s.cfg.Manager.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + v.Name, Limit: 20}); err == nil {
+		for _, e := range slices.Backward(reply.GetEvents()) {
+			if e.GetKind() == "snapshot.failed" && e.GetAttributes()["volume_id"] == v.Id {
+				return e.GetText()
+			}
+		}
+	}
+	return "it was not taken, or was deleted meanwhile; `weft event list` says why"
 }
 
 // snapshotKeys are the parameters that the snapshotter's --extra-create-metadata sets.

@@ -276,3 +276,15 @@ func TestASnapshotOfFrozenFileSystems(t *testing.T) {
 		}
 	}
 }
+
+// A snapshot can be gone before the driver has looked at it. The history says why.
+func TestTheReasonOfASnapshotThatIsGone(t *testing.T) {
+	m := snapshotted(t)
+	gone := &pb.Volume{Id: "00000000-0000-4000-8000-00000000000f", Name: "db1@a", State: pb.VolumeState_VOLUME_STATE_CREATING}
+	for id, want := range map[string]string{gone.Id: "host h1 has nothing mounted", "of an earlier one": "weft event list"} {
+		m.events = []*pb.Event{{Kind: "snapshot.failed", Object: "volume db1@a", Text: "the snapshot was not taken: host h1 has nothing mounted", Attributes: map[string]string{"volume_id": id}}}
+		if _, err := testController(m).taken(t.Context(), gone); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), want) {
+			t.Errorf("taken, with an event of %s = %v, want Aborted with %q", id, err, want)
+		}
+	}
+}

@@ -32,6 +32,7 @@ const (
 // fakeManager is a volume manager in a map. Each look at a volume advances its agents by one step,
 // so that every wait occurs.
 type fakeManager struct {
+	events           []*pb.Event
 	old              bool // it knows nothing of file systems that are frozen
 	pb.ManagerClient      // nil: only the methods below are called
 
@@ -256,6 +257,18 @@ func (m *fakeManager) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRe
 				v = m.add(v)
 			}
 			reply.Snapshots = append(reply.Snapshots, proto.CloneOf(v))
+		}
+		return reply, nil
+	})
+}
+
+func (m *fakeManager) ListEvents(_ context.Context, r *pb.ListEventsRequest, _ ...grpc.CallOption) (*pb.ListEventsResponse, error) {
+	return called(m, "ListEvents", func() (*pb.ListEventsResponse, error) {
+		reply := &pb.ListEventsResponse{}
+		for _, e := range m.events {
+			if e.GetObject() == r.GetObject() {
+				reply.Events = append(reply.Events, e)
+			}
 		}
 		return reply, nil
 	})

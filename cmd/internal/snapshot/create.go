@@ -3,8 +3,10 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -157,7 +159,7 @@ func waitUntilTaken(ctx context.Context, api pb.ManagerClient, all []*pb.Volume,
 			now, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: s.GetId()})
 			switch {
 			case status.Code(err) == codes.NotFound:
-				return "", notTaken(s.GetName(), s.GetFailed())
+				return "", notTaken(s.GetName(), cmp.Or(s.GetFailed(), whyGone(ctx, api, s)))
 			case err != nil:
 				return "", err
 			case now.GetState() == pb.VolumeState_VOLUME_STATE_DELETING:
@@ -172,6 +174,21 @@ func waitUntilTaken(ctx context.Context, api pb.ManagerClient, all []*pb.Volume,
 		}
 		return waitingFor, nil
 	})
+}
+
+// whyGone is why a snapshot that is gone was not taken, by the manager's history; empty if that is not
+// known. The history has it if the manager had deleted the snapshot before it was looked at.
+func whyGone(ctx context.Context, api pb.ManagerClient, s *pb.Volume) string {
+	reply, err := api.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + s.GetName(), Limit: 20})
+	if err != nil {
+		return ""
+	}
+	for _, e := range slices.Backward(reply.GetEvents()) {
+		if e.GetKind() == "snapshot.failed" && e.GetAttributes()["volume_id"] == s.GetId() {
+			return strings.TrimPrefix(e.GetText(), "the snapshot was not taken: ")
+		}
+	}
+	return ""
 }
 
 // taking says what a snapshot waits for until it is taken.

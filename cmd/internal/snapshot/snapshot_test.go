@@ -34,6 +34,7 @@ type stub struct {
 	listed  *pb.ListVolumesRequest
 	deleted []string
 	freezes bool
+	events  []*pb.Event
 
 	restored *pb.RestoreVolumeRequest
 	back     []*pb.Volume // what RestoreVolume answers, and then GetVolume
@@ -62,6 +63,16 @@ func (s *stub) CreateSnapshots(_ context.Context, r *pb.CreateSnapshotsRequest, 
 		answer.Snapshots[len(answer.Snapshots)-1].Snapshot.Freezes = r.GetFreeze() && s.freezes
 	}
 	return answer, nil
+}
+
+func (s *stub) ListEvents(_ context.Context, r *pb.ListEventsRequest, _ ...grpc.CallOption) (*pb.ListEventsResponse, error) {
+	reply := &pb.ListEventsResponse{}
+	for _, e := range s.events {
+		if e.GetObject() == r.GetObject() {
+			reply.Events = append(reply.Events, e)
+		}
+	}
+	return reply, nil
 }
 
 func (s *stub) GetVolume(_ context.Context, r *pb.GetVolumeRequest, _ ...grpc.CallOption) (*pb.Volume, error) {
@@ -211,6 +222,19 @@ func TestCreatePrintsSnapshotsAsTheyAreThen(t *testing.T) {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("create prints %s, want %s", stdout, want)
 		}
+	}
+}
+
+// A snapshot can be gone before the command has looked at it. The history says why.
+func TestTheReasonOfASnapshotThatIsGone(t *testing.T) {
+	event := func(id, why string) *pb.Event {
+		return &pb.Event{Kind: "snapshot.failed", Object: "volume db1@a", Text: "the snapshot was not taken: " + why, Attributes: map[string]string{"volume_id": id}}
+	}
+	api := &stub{next: []*pb.Volume{nil}, events: []*pb.Event{event("id of db1@a", "host h1 has nothing mounted"), event("of an earlier one", "another reason")}}
+	out, _, _ := output(cli.FormatTable)
+	err := runCreate(t.Context(), api, createOptions{snapshots: []string{"db1@a"}, wait: true}, out)
+	if err == nil || err.Error() != "snapshot db1@a was not taken: host h1 has nothing mounted" {
+		t.Errorf("runCreate = %v", err)
 	}
 }
 
