@@ -33,18 +33,29 @@ func (t *Tree) own(l *layer, chunk uint32) uint32 {
 	return 0
 }
 
-// source returns the slot that has a grain's data as l sees it, 0 if it reads as zeroes.
-func (t *Tree) source(l *layer, chunk uint32, grain int64) (from uint32) {
+// source is where a chunk of a leg has its data: in a slot, or in the base.
+type source struct {
+	slot uint32 // 0: the base
+	at   int64  // where the bytes of the chunk begin on the drive
+}
+
+// source returns where a grain's data is as l sees it; false if it reads as zeroes.
+func (t *Tree) source(l *layer, chunk uint32, grain int64) (from source, data bool) {
+	decided := false
 	t.walk(l, chunk, func(slot uint32, r *record) bool {
 		if r.have.Load()>>grain&1 == 0 {
 			return true
 		}
-		if r.data.Load()>>grain&1 == 1 {
-			from = slot
+		decided = true
+		if data = r.data.Load()>>grain&1 == 1; data {
+			from = source{slot, t.data(slot)}
 		}
 		return false
 	})
-	return from
+	if !decided && t.overBase(l, chunk) {
+		return source{at: t.baseAt(chunk)}, true
+	}
+	return from, data
 }
 
 // inherited returns the grains that l would see as data without its own record. Zeroes of a doomed
@@ -61,7 +72,7 @@ func (t *Tree) inherited(l *layer, chunk uint32) (data uint64) {
 		}
 		return seen != allGrains
 	})
-	return data
+	return data | t.fromBase(l, chunk, seen)
 }
 
 // link puts a record into the chain of its chunk.
@@ -88,7 +99,12 @@ func (t *Tree) unlink(slot, chunk uint32) {
 
 // count notes that a layer has a slot more, or less. The caller holds a stripe.
 func (t *Tree) count(slot, id uint32, n int64) {
-	if l := t.layers[id]; l != nil && hasChunk(slot) {
+	l := t.layers[id]
+	if l == nil {
+		return
+	}
+	l.records.Add(n)
+	if hasChunk(slot) {
 		l.chunks.Add(n)
 	}
 }

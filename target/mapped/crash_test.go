@@ -119,6 +119,7 @@ func (m model) clone() model {
 // world is a tree, the drive below it, and what it should hold.
 type world struct {
 	r     *rand.Rand
+	kind  kindOfTree
 	d     *drive
 	t     *Tree
 	legs  map[block.UUID]*Leg
@@ -127,6 +128,7 @@ type world struct {
 	bg    sync.WaitGroup
 	bgErr atomic.Pointer[error]
 	fulls int
+	n     *counts
 }
 
 func (w *world) leg(object block.UUID) *Leg {
@@ -266,6 +268,11 @@ func (w *world) step(before func()) error {
 		return w.write(all)
 	case x < 58:
 		return w.zero(w.pick(heads), before)
+	case x < 64 && w.kind == overALeg && len(heads) == 1 && len(snaps) == 0:
+		before()
+		w.settle(heads[0])
+	case x < 72 && w.kind == overALeg && len(snaps) > 0:
+		return w.delete(w.pick(snaps), before)
 	case x < 66 && len(snaps) < 5:
 		return w.freeze(w.pick(heads), name, before)
 	case x < 71 && len(snaps) > 0 && len(heads) < 3:
@@ -316,7 +323,7 @@ func (w *world) restart() (err error) {
 		w.close(object)
 	}
 	w.t.Close()
-	w.t, err = Open(testPlace(w.d))
+	w.t, err = Open(w.kind.place(w.d))
 	return err
 }
 
@@ -406,7 +413,7 @@ func (w *world) verify() error {
 			}
 		}
 	}
-	return nil
+	return w.plainIsTheSame()
 }
 
 // judge compares what is left after a power cut with what may be.
@@ -484,18 +491,19 @@ var baseImage = sync.OnceValue(func() *image {
 	return d.img
 })
 
-type counts struct{ points, images, fulls int }
+type counts struct{ points, images, fulls, settled int }
 
 // history does random operations, and cuts the power before every event of each.
-func history(seed uint64, volatile bool, n *counts) error {
+func history(seed uint64, kind kindOfTree, volatile bool, n *counts) error {
 	r := rand.New(rand.NewPCG(seed, 7))
-	d := &drive{size: testSize, volatile: volatile, base: baseImage(), img: newImage(baseImage())}
-	t, err := Open(testPlace(d))
+	img := kind.image()
+	d := &drive{size: testSize, volatile: volatile, base: img, img: newImage(img)}
+	t, err := Open(kind.place(d))
 	if err != nil {
 		return err
 	}
-	w := &world{r: r, d: d, t: t, legs: map[block.UUID]*Leg{}, m: newModel()}
-	w.m.objects[id(1)] = make([]uint64, windowSectors())
+	w := &world{r: r, kind: kind, d: d, t: t, legs: map[block.UUID]*Leg{}, m: newModel(), n: n}
+	w.m.objects[id(1)] = readObject(w.leg(id(1)))
 	for op := range *opCount {
 		d.fold()
 		start := d.now()
@@ -510,7 +518,7 @@ func history(seed uint64, volatile bool, n *counts) error {
 		for k, end := start, d.now(); k <= end; k++ {
 			n.points++
 			n.images++
-			if err := afterCut(r, d.crash(r, k), volatile, before, after, n); err != nil {
+			if err := afterCut(r, kind, d.crash(r, k), volatile, before, after, n); err != nil {
 				return fmt.Errorf("op %d, cut before event %d of %d-%d: %w", op, k, start, d.now(), err)
 			}
 		}
@@ -526,12 +534,12 @@ func history(seed uint64, volatile bool, n *counts) error {
 	return checked(d.img, true)
 }
 
-func afterCut(r *rand.Rand, img *image, volatile bool, before, after model, n *counts) error {
+func afterCut(r *rand.Rand, kind kindOfTree, img *image, volatile bool, before, after model, n *counts) error {
 	if err := checked(img, false); err != nil {
 		return err
 	}
 	d := &drive{size: testSize, volatile: volatile, at: true, img: img}
-	t, err := Open(testPlace(d))
+	t, err := Open(kind.place(d))
 	if err != nil {
 		return err
 	}
@@ -544,22 +552,25 @@ func afterCut(r *rand.Rand, img *image, volatile bool, before, after model, n *c
 	if r.IntN(6) > 0 {
 		return nil
 	}
+	if err := readsAsTheCheckerDoes(t, img); err != nil {
+		return err
+	}
 	t.Close()
 	n.images++
-	if err := goOn(r, img, volatile); err != nil {
+	if err := goOn(r, kind, img, volatile, n); err != nil {
 		return fmt.Errorf("going on: %w", err)
 	}
 	return nil
 }
 
 // goOn works with a recovered tree and cuts the power once more.
-func goOn(r *rand.Rand, img *image, volatile bool) error {
+func goOn(r *rand.Rand, kind kindOfTree, img *image, volatile bool, n *counts) error {
 	d := &drive{size: testSize, volatile: volatile, base: img, img: newImage(img)}
-	t, err := Open(testPlace(d))
+	t, err := Open(kind.place(d))
 	if err != nil {
 		return err
 	}
-	w := &world{r: r, d: d, t: t, legs: map[block.UUID]*Leg{}, m: newModel(), next: 1 << 30}
+	w := &world{r: r, kind: kind, n: n, d: d, t: t, legs: map[block.UUID]*Leg{}, m: newModel(), next: 1 << 30}
 	for _, l := range t.Layers() {
 		if l.State != StateDoomed && l.Object != ballast {
 			w.m.objects[l.Object], w.m.frozen[l.Object] = readObject(w.leg(l.Object)), l.State == StateFrozen
@@ -576,7 +587,7 @@ func goOn(r *rand.Rand, img *image, volatile bool) error {
 			return err
 		}
 		cut := &drive{size: testSize, volatile: volatile, at: true, img: d.crash(r, start+r.IntN(d.now()-start+1))}
-		again, err := Open(testPlace(cut))
+		again, err := Open(kind.place(cut))
 		if err != nil {
 			return err
 		}
@@ -587,19 +598,22 @@ func goOn(r *rand.Rand, img *image, volatile bool) error {
 	return nil
 }
 
-func TestCrashAtEveryWrite(t *testing.T) {
+func TestCrashAtEveryWrite(t *testing.T) { crashHistories(t, alone) }
+
+// crashHistories cuts random histories of a kind of tree at every write.
+func crashHistories(t *testing.T, kind kindOfTree) {
 	for _, volatile := range []bool{false, true} {
 		t.Run(map[bool]string{false: "durable", true: "volatile"}[volatile], func(t *testing.T) {
 			var n counts
 			for seed := *firstSeed; seed < *firstSeed+uint64(*histories); seed++ {
 				synctest.Test(t, func(t *testing.T) {
-					if err := history(seed, volatile, &n); err != nil {
+					if err := history(seed, kind, volatile, &n); err != nil {
 						t.Fatalf("seed %d: %v", seed, err)
 					}
 				})
 			}
-			t.Logf("%d histories, %d places of a cut, %d images, %d times full", *histories, n.points, n.images, n.fulls)
-			if n.points == 0 || *histories >= 10 && n.fulls == 0 {
+			t.Logf("%d histories, %d places of a cut, %d images, %d times full, %d times settled", *histories, n.points, n.images, n.fulls, n.settled)
+			if n.points == 0 || *histories >= 10 && n.fulls+n.settled == 0 {
 				t.Error("the histories do not reach what they should")
 			}
 		})

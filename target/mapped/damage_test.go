@@ -142,7 +142,7 @@ func TestANewerFormatIsRefused(t *testing.T) {
 		for _, at := range superAt {
 			b := make([]byte, headSize)
 			m.read(b, p.offset(p.home())+at)
-			b[16] = 2
+			b[16] = 3
 			le.PutUint32(b[20:], headSum(b))
 			m.write(b, p.offset(p.home())+at)
 		}

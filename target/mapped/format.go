@@ -21,6 +21,7 @@ const (
 	GrainSize = 16 << 10
 
 	version    = 1
+	baseVer    = 2 // of a superblock whose tree has a base
 	extentSize = int64(block.ExtentSize)
 	slotShift  = 10
 	slotCount  = 1 << slotShift // slots of an extent's table
@@ -163,6 +164,9 @@ type Layer struct {
 	Size   block.Size
 	// Frozen is the sequence number when the layer was frozen: its records were written before.
 	Frozen uint64
+	// Base says that what neither this layer nor one over it decides is in the base. The layer has no
+	// parent.
+	Base bool
 	// Note is the owner's, at most MaxNote bytes. It is kept with the layer and not looked at.
 	Note []byte
 }
@@ -173,11 +177,12 @@ type super struct {
 	next       uint32   // layer id
 	extents    []uint32 // in use, ascending
 	layers     []Layer  // by id
+	base       []uint32 // extents of the base, in the order of its bytes; empty: none
 }
 
 func (s *super) clone() *super {
 	c := *s
-	c.extents, c.layers = slices.Clone(s.extents), slices.Clone(s.layers)
+	c.extents, c.layers, c.base = slices.Clone(s.extents), slices.Clone(s.layers), slices.Clone(s.base)
 	return &c
 }
 
@@ -209,20 +214,12 @@ func (s *super) children(id uint32) (all []uint32) {
 
 func (s *super) encode(tree, drive block.UUID, home uint32) ([]byte, error) {
 	b := make([]byte, headSize)
-	runs := 0
-	for i := 0; i < len(s.extents); {
-		n := 1
-		for i+n < len(s.extents) && s.extents[i+n] == s.extents[i]+uint32(n) {
-			n++
-		}
-		b = le.AppendUint32(b, s.extents[i])
-		b = le.AppendUint32(b, uint32(n))
-		i, runs = i+n, runs+1
-	}
+	b, runs := appendRuns(b, s.extents)
+	b, baseRuns := appendRuns(b, s.base)
 	for _, l := range s.layers {
 		b = le.AppendUint32(b, l.ID)
 		b = le.AppendUint32(b, l.Parent)
-		b = append(b, byte(l.State), 0)
+		b = append(b, byte(l.State), flags(l))
 		b = le.AppendUint16(b, uint16(len(l.Note)))
 		b = append(b, 0, 0, 0, 0)
 		b = append(b, l.Object[:]...)
@@ -236,6 +233,9 @@ func (s *super) encode(tree, drive block.UUID, home uint32) ([]byte, error) {
 	}
 	copy(b, superMagic)
 	le.PutUint32(b[16:], version)
+	if baseRuns > 0 {
+		le.PutUint32(b[16:], baseVer)
+	}
 	le.PutUint64(b[24:], s.generation)
 	copy(b[32:], tree[:])
 	copy(b[48:], drive[:])
@@ -245,8 +245,31 @@ func (s *super) encode(tree, drive block.UUID, home uint32) ([]byte, error) {
 	le.PutUint32(b[76:], uint32(runs))
 	le.PutUint32(b[80:], uint32(len(b)-headSize))
 	le.PutUint32(b[84:], crc32.Checksum(b[headSize:], castagnoli))
+	le.PutUint32(b[88:], uint32(baseRuns))
 	le.PutUint32(b[20:], headSum(b))
 	return append(b, make([]byte, -len(b)&(unit-1))...), nil
+}
+
+// appendRuns writes extents as runs of consecutive numbers.
+func appendRuns(b []byte, extents []uint32) (_ []byte, runs int) {
+	for i := 0; i < len(extents); {
+		n := 1
+		for i+n < len(extents) && extents[i+n] == extents[i]+uint32(n) {
+			n++
+		}
+		b = le.AppendUint32(b, extents[i])
+		b = le.AppendUint32(b, uint32(n))
+		i, runs = i+n, runs+1
+	}
+	return b, runs
+}
+
+// flags is the byte of a layer behind its state.
+func flags(l Layer) byte {
+	if l.Base {
+		return 1
+	}
+	return 0
 }
 
 var errBad = errors.New("damaged superblock")
@@ -256,7 +279,7 @@ func superLength(b []byte, tree, drive block.UUID, home uint32) (int, error) {
 	switch {
 	case len(b) < headSize || string(b[:16]) != superMagic || le.Uint32(b[20:]) != headSum(b):
 		return 0, errBad
-	case le.Uint32(b[16:]) != version:
+	case le.Uint32(b[16:]) != version && le.Uint32(b[16:]) != baseVer:
 		return 0, fmt.Errorf("%w %d", ErrNewer, le.Uint32(b[16:]))
 	case block.UUID(b[32:48]) != tree || block.UUID(b[48:64]) != drive || le.Uint32(b[64:]) != home:
 		return 0, fmt.Errorf("%w: it is of another tree", errBad)
@@ -278,10 +301,12 @@ func decodeSuper(b []byte, tree, drive block.UUID, home uint32) (*super, error) 
 	s := &super{generation: le.Uint64(b[24:]), next: le.Uint32(b[68:])}
 	p := b[headSize:n]
 	for range le.Uint32(b[76:]) {
-		if len(p) < 8 {
-			return nil, errBad
+		if p, err = addRun(&s.extents, p, true); err != nil {
+			return nil, err
 		}
-		if p, err = s.addRun(p); err != nil {
+	}
+	for range le.Uint32(b[88:]) {
+		if p, err = addRun(&s.base, p, false); err != nil {
 			return nil, err
 		}
 	}
@@ -290,22 +315,49 @@ func decodeSuper(b []byte, tree, drive block.UUID, home uint32) (*super, error) 
 			return nil, err
 		}
 	}
-	if len(p) != 0 || s.generation == 0 || !slices.Contains(s.extents, home) {
+	if len(p) != 0 || s.generation == 0 || !slices.Contains(s.extents, home) || !s.baseFits(le.Uint32(b[16:])) {
 		return nil, errBad
 	}
 	return s, nil
 }
 
-func (s *super) addRun(p []byte) ([]byte, error) {
+// addRun adds a run to extents, which ascend or are only not too many.
+func addRun(extents *[]uint32, p []byte, ascending bool) ([]byte, error) {
+	if len(p) < 8 {
+		return nil, errBad
+	}
 	first, n := le.Uint32(p), le.Uint32(p[4:])
 	last := uint64(first) + uint64(n) - 1
-	if n == 0 || n > 1<<20 || last > 1<<21 || len(s.extents) > 0 && s.extents[len(s.extents)-1] >= first {
+	had := *extents
+	if n == 0 || n > 1<<20 || last > 1<<21 || ascending && len(had) > 0 && had[len(had)-1] >= first || len(had) > 1<<21 {
 		return nil, errBad
 	}
 	for e := range n {
-		s.extents = append(s.extents, first+e)
+		*extents = append(*extents, first+e)
 	}
 	return p[8:], nil
+}
+
+// baseFits reports whether the base is as the version of the superblock says, has no extent twice or
+// of the tree's own, and belongs to one layer.
+func (s *super) baseFits(of uint32) bool {
+	seen := map[uint32]bool{}
+	for _, e := range slices.Concat(s.extents, s.base) {
+		if seen[e] {
+			return false
+		}
+		seen[e] = true
+	}
+	owners := 0
+	for _, l := range s.layers {
+		if l.Base {
+			owners++
+		}
+	}
+	if of == version {
+		return len(s.base) == 0 && owners == 0
+	}
+	return len(s.base) > 0 && owners == 1
 }
 
 func (s *super) addLayer(p []byte) ([]byte, error) {
@@ -320,11 +372,14 @@ func (s *super) addLayer(p []byte) ([]byte, error) {
 	l := Layer{
 		ID: le.Uint32(p), Parent: le.Uint32(p[4:]), State: State(p[8]), Object: block.UUID(p[16:32]),
 		Size: block.Size(le.Uint64(p[32:])), Frozen: le.Uint64(p[40:]), Note: slices.Clone(p[layerSize:][:note:note]),
+		Base: p[9] == 1,
 	}
 	switch {
 	case l.ID == 0 || l.ID >= s.next || len(s.layers) > 0 && s.layers[len(s.layers)-1].ID >= l.ID:
 		return nil, errBad
 	case l.State < StateOpen || l.State > StateDoomed || l.Size > MaxSize:
+		return nil, errBad
+	case p[9] > 1 || l.Base && l.Parent != 0:
 		return nil, errBad
 	case l.Parent != 0 && (l.Parent >= l.ID || s.byID(l.Parent) == nil): // a parent is older than its children
 		return nil, errBad

@@ -33,9 +33,9 @@ func (t *Tree) relate() {
 	clear(t.layers)
 	largest := uint32(0)
 	for _, l := range t.super.layers {
-		x := &layer{Layer: l, chunks: new(atomic.Int64)}
+		x := &layer{Layer: l, chunks: new(atomic.Int64), records: new(atomic.Int64)}
 		if was := before[l.ID]; was != nil {
-			x.chunks = was.chunks
+			x.chunks, x.records = was.chunks, was.records
 		}
 		t.layers[l.ID] = x
 		children[l.Parent] = append(children[l.Parent], x)
@@ -47,6 +47,7 @@ func (t *Tree) relate() {
 		for _, l := range children[parent] {
 			n++
 			l.in = n
+			l.based = l.Base || parent != 0 && t.layers[parent].based
 			number(l.ID)
 			l.out = n
 		}
@@ -57,6 +58,11 @@ func (t *Tree) relate() {
 	}
 	for _, leg := range t.legs {
 		leg.layer = t.layers[leg.layer.ID]
+	}
+	t.settled = false
+	t.base = make([]int64, len(t.super.base))
+	for i, e := range t.super.base {
+		t.base[i] = t.place.offset(e)
 	}
 }
 

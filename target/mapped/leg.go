@@ -247,7 +247,7 @@ type scattered struct {
 
 type part struct {
 	below block.IO
-	slot  uint32
+	slot  uint32 // 0: in the base
 	of    *scattered
 }
 
@@ -314,6 +314,15 @@ func (r *scattered) collect(chunk uint32, from int64, p []byte) {
 		}
 		return left != 0
 	})
+	if inBase := t.fromBase(r.leg.layer, chunk, ^left); inBase != 0 {
+		at := t.baseAt(chunk)
+		for left = 0; inBase != 0; {
+			grains, a, b := run(inBase)
+			inBase &^= grains
+			a, b = max(a, from), min(b, to)
+			r.parts = append(r.parts, part{below: block.IO{Op: block.OpRead, Off: at + a, Len: b - a, Data: p[a-from : b-from]}})
+		}
+	}
 	clearRuns(p, left, from, to)
 }
 
@@ -332,7 +341,7 @@ func partDone(below *block.IO) {
 	if err != nil {
 		r.fail(err)
 	}
-	r.leg.tree.release(slot)
+	r.leg.tree.releaseSource(slot)
 	if r.left.Add(-1) == 0 {
 		r.done()
 	}
@@ -343,7 +352,7 @@ func (r *scattered) fail(err error) { r.err.CompareAndSwap(nil, &err) }
 // drop forgets what was collected.
 func (r *scattered) drop() {
 	for i := range r.parts {
-		r.leg.tree.release(r.parts[i].slot)
+		r.leg.tree.releaseSource(r.parts[i].slot)
 	}
 	r.io, r.leg = nil, nil
 	clear(r.parts)

@@ -170,11 +170,14 @@ func (t *Tree) remove(id uint32) error {
 	t.admin.Lock()
 	defer t.admin.Unlock()
 	err := t.change(func(s *super) error {
-		parent := s.byID(id).Parent
+		gone, heir := s.byID(id), false
 		for i := range s.layers {
-			if s.layers[i].Parent == id {
-				s.layers[i].Parent = parent
+			if l := &s.layers[i]; l.Parent == id {
+				l.Parent, l.Base, heir = gone.Parent, gone.Base, true
 			}
+		}
+		if gone.Base && !heir {
+			s.base = nil
 		}
 		s.layers = slices.DeleteFunc(s.layers, func(l Layer) bool { return l.ID == id })
 		return nil

@@ -20,6 +20,9 @@ func Format(p Place, object block.UUID, size block.Size, note []byte) (*Tree, er
 	if err := p.check(); err != nil {
 		return nil, fmt.Errorf("format tree %v: %w", p.Tree, err)
 	}
+	if len(p.Base) > 0 {
+		return nil, fmt.Errorf("format tree %v: a base: %w", p.Tree, block.ErrUnsupported)
+	}
 	t := newTree(p)
 	if err := t.format(Layer{ID: 1, State: StateOpen, Object: object, Size: size, Note: slices.Clone(note)}); err != nil {
 		return nil, fmt.Errorf("format tree %v: %w", p.Tree, err)
@@ -42,7 +45,7 @@ func (t *Tree) format(l Layer) error {
 	if err := block.Flush(t.below); err != nil {
 		return err
 	}
-	next := &super{next: l.ID + 1, extents: slices.Sorted(slices.Values(t.place.Extents)), layers: []Layer{l}}
+	next := &super{next: l.ID + 1, extents: slices.Sorted(slices.Values(t.place.Extents)), layers: []Layer{l}, base: slices.Clone(t.place.Base)}
 	for _, e := range next.extents {
 		if err := t.initialize(e); err != nil {
 			return err
@@ -152,7 +155,10 @@ func open(p Place) (*Tree, error) {
 		return nil, err
 	}
 	t.fill()
-	return t, t.addNew(p.Extents)
+	if err := t.addNew(p.Extents); err != nil {
+		return nil, err
+	}
+	return t, t.growBase(p.Base)
 }
 
 // openSuper reads the superblock and makes its copies equal.
@@ -178,6 +184,9 @@ func (t *Tree) openSuper() error {
 		if !slices.Contains(t.place.Extents, e) {
 			return fmt.Errorf("%w: it uses extent %d, which is not among its extents", ErrDamaged, e)
 		}
+	}
+	if known := got[best].base; len(t.place.Base) < len(known) || !slices.Equal(known, t.place.Base[:len(known)]) {
+		return fmt.Errorf("%w: its base is in the extents %v, which are not %v", ErrDamaged, known, t.place.Base)
 	}
 	if !bytes.Equal(raw[0], raw[1]) {
 		if err := t.writeSuper(raw[best], 1-best); err != nil {

@@ -112,13 +112,17 @@ func (d *drive) Submit(io *block.IO) {
 		io.Complete(nil)
 		return
 	}
+	data := slices.Clone(io.Data)
+	if io.Op == block.OpDiscard || io.Op == block.OpWriteZeroes {
+		data = make([]byte, io.Len)
+	}
 	if d.at {
-		d.img.write(io.Data, io.Off)
+		d.img.write(data, io.Off)
 		d.mu.Unlock()
 		io.Complete(nil)
 		return
 	}
-	w := &write{off: io.Off, data: slices.Clone(io.Data), fua: io.FUA, begun: d.events, end: never}
+	w := &write{off: io.Off, data: data, fua: io.FUA, begun: d.events, end: never}
 	d.events++
 	d.log = append(d.log, w)
 	d.mu.Unlock()

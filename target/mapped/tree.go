@@ -5,6 +5,7 @@ package mapped
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -32,6 +33,9 @@ type Place struct {
 	// Extents are the tree's, by their numbers on the drive. The first is the home extent, with the
 	// superblock. One that the tree has not used yet is initialized.
 	Extents []uint32
+	// Base are the extents of the leg that was there before the tree, in its order; see FormatOver. There
+	// may be more than the tree knows: behind those it knows they hold zeroes, and it takes them.
+	Base []uint32
 }
 
 func (p *Place) home() uint32 { return p.Extents[0] }
@@ -48,7 +52,7 @@ func (p *Place) check() error {
 		return fmt.Errorf("blocks of %v and extents from %v on: %w", g.BlockSize, p.First, block.ErrUnsupported)
 	}
 	seen := map[uint32]bool{}
-	for _, e := range p.Extents {
+	for _, e := range slices.Concat(p.Extents, p.Base) {
 		if seen[e] || e > 1<<21 || uint64(p.offset(e)+extentSize) > uint64(g.Size) {
 			return fmt.Errorf("extent %d is there twice or beyond the end of the drive: %w", e, block.ErrRange)
 		}
@@ -82,6 +86,8 @@ type Tree struct {
 	layers  map[uint32]*layer
 	legs    []*Leg
 	first   []uint32 // by chunk of the legs: the slot at which its chain of records begins
+	base    []int64  // where on the drive each extent of the base begins
+	settled bool     // the base holds all of the leg that is alone in the tree, until the layers change
 }
 
 // turn is a lock that is held during I/O. A channel waits so that virtual time goes on (package
@@ -105,6 +111,8 @@ type layer struct {
 	Layer
 	in, out uint32
 	chunks  *atomic.Int64 // that its records have; it stays when the superblock changes
+	records *atomic.Int64 // in chains; it stays as well
+	based   bool          // what no record decides that it sees is in the base
 }
 
 // sees reports whether o decides what l does not: it is l itself or an ancestor.

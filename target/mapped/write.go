@@ -3,6 +3,8 @@
 package mapped
 
 import (
+	"errors"
+
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/proto/block"
@@ -86,7 +88,7 @@ func (l *Leg) mapsAny(chunk uint32) bool {
 	s := l.tree.stripe(chunk)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return l.tree.first[chunk] != 0 || s.busy[chunk] != nil
+	return l.tree.first[chunk] != 0 || s.busy[chunk] != nil || l.tree.overBase(l.layer, chunk)
 }
 
 // changeChunk does the part of a request that is in one chunk: n bytes at a place of the leg. Zeroes
@@ -103,7 +105,7 @@ func (l *Leg) changeChunk(io *block.IO, at, n int64) error {
 	}
 	first, last := (from+GrainSize-1)/GrainSize*GrainSize, (from+n)/GrainSize*GrainSize
 	if first < last {
-		if err := l.zero(chunk, mask(first, last-first), io.FUA); err != nil {
+		if err := l.zero(chunk, mask(first, last-first), io); err != nil {
 			return err
 		}
 	}
@@ -126,16 +128,35 @@ func (l *Leg) writeZeroes(chunk uint32, from, n int64, fua bool) error {
 	}
 	s := l.tree.stripe(chunk)
 	s.mu.Lock()
-	source := l.tree.source(l.layer, chunk, from/GrainSize)
+	_, data := l.tree.source(l.layer, chunk, from/GrainSize)
 	s.mu.Unlock()
-	if source == 0 {
+	if !data {
 		return nil
 	}
 	return l.write(chunk, from, make([]byte, n), fua)
 }
 
-// write writes to one chunk: the data first, then the record, then the answer.
+// write writes to one chunk. What is partly in the base and partly in a chunk of its own is written
+// part by part.
 func (l *Leg) write(chunk uint32, from int64, p []byte, fua bool) error {
+	err := l.writePart(chunk, from, p, fua)
+	var mixed *mixedError
+	if !errors.As(err, &mixed) {
+		return err
+	}
+	for len(p) > 0 {
+		n := mixed.until(from, from+int64(len(p))) - from
+		if err := l.write(chunk, from, p[:n], fua); err != nil {
+			return err
+		}
+		from, p = from+n, p[n:]
+	}
+	return nil
+}
+
+// writePart is write for a range that is all in the base, or all not: the data first, then the record,
+// then the answer.
+func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 	t := l.tree
 	s := t.stripe(chunk)
 	s.mu.Lock()
@@ -149,6 +170,15 @@ func (l *Leg) write(chunk uint32, from int64, p []byte, fua bool) error {
 		b = s.take(chunk, grains)
 	}
 	defer func() { t.drop(s, chunk, grains) }()
+	switch direct := l.direct(chunk, touched); {
+	case direct == touched:
+		at := t.baseAt(chunk)
+		s.mu.Unlock()
+		defer s.mu.Lock()
+		return block.Do(t.below, &block.IO{Op: block.OpWrite, FUA: fua, Off: at + from, Len: int64(len(p)), Data: p})
+	case direct != 0:
+		return &mixedError{direct}
+	}
 	slot, err := l.slotFor(s, b, chunk)
 	if err != nil {
 		return err
@@ -200,7 +230,8 @@ func (l *Leg) slotFor(s *stripe, b *busy, chunk uint32) (uint32, error) {
 // come from below.
 type edge struct {
 	grain  int64
-	source uint32 // 0: zeroes
+	source source
+	data   bool // else it is zeroes
 }
 
 // edges finds them, and holds their sources. The caller holds the stripe.
@@ -209,9 +240,9 @@ func (l *Leg) edges(chunk uint32, fresh uint64, from, n int64) (all []edge) {
 		if fresh>>grain&1 == 0 || len(all) > 0 && all[0].grain == grain {
 			return
 		}
-		e := edge{grain, l.tree.source(l.layer, chunk, grain)}
-		if e.source != 0 {
-			l.tree.record(e.source).hold()
+		e := edge{grain: grain}
+		if e.source, e.data = l.tree.source(l.layer, chunk, grain); e.source.slot != 0 {
+			l.tree.record(e.source.slot).hold()
 		}
 		all = append(all, e)
 	}
@@ -234,13 +265,13 @@ func (l *Leg) writeData(slot uint32, from int64, p []byte, edges []edge, fua boo
 	if len(edges) > 0 {
 		whole := make([]byte, end-start)
 		for _, e := range edges {
-			if e.source == 0 {
+			if !e.data {
 				continue
 			}
-			if readErr := block.ReadAt(t.below, whole[e.grain*GrainSize-start:][:GrainSize], t.data(e.source)+e.grain*GrainSize); readErr != nil {
+			if readErr := block.ReadAt(t.below, whole[e.grain*GrainSize-start:][:GrainSize], e.source.at+e.grain*GrainSize); readErr != nil {
 				err = readErr
 			}
-			t.release(e.source)
+			t.releaseSource(e.source.slot)
 		}
 		copy(whole[from-start:], p)
 		p = whole
@@ -305,14 +336,25 @@ func (t *Tree) supersede(slot uint32) error {
 	return nil
 }
 
-// zero makes whole grains read as zeroes, and gives up what needs no space any more.
-func (l *Leg) zero(chunk uint32, grains uint64, fua bool) error {
+// zero makes whole grains read as zeroes, and gives up what needs no space any more. What is in the
+// leg's own base goes to the drive as it was asked for.
+func (l *Leg) zero(chunk uint32, grains uint64, io *block.IO) error {
 	t := l.tree
 	s := t.stripe(chunk)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.take(chunk, allGrains)
 	defer t.drop(s, chunk, allGrains)
+	if direct := l.direct(chunk, grains); direct != 0 {
+		grains &^= direct
+		at := t.baseAt(chunk)
+		s.mu.Unlock()
+		err := t.zeroBase(at, direct, io)
+		s.mu.Lock()
+		if err != nil || grains == 0 {
+			return err
+		}
+	}
 	own := t.own(l.layer, chunk)
 	var have, data uint64
 	if own != 0 {
@@ -326,7 +368,7 @@ func (l *Leg) zero(chunk uint32, grains uint64, fua bool) error {
 	}
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	return l.setZero(own, next, fua)
+	return l.setZero(own, next, io.FUA)
 }
 
 // setZero makes next the layer's record of a chunk, which was in the slot own if that is not 0.

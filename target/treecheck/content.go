@@ -24,7 +24,7 @@ func (t *Tree) Content(r io.ReaderAt, first int64, object block.UUID) (*io.Secti
 	if err != nil {
 		return nil, err
 	}
-	c := &content{drive: drive, layers: map[uint32]Layer{}, top: t.Layers[l].ID, records: all}
+	c := &content{drive: drive, layers: map[uint32]Layer{}, top: t.Layers[l].ID, records: all, base: t.Base}
 	for _, l := range t.Layers {
 		c.layers[l.ID] = l
 	}
@@ -37,6 +37,7 @@ type content struct {
 	layers  map[uint32]Layer
 	top     uint32
 	records map[uint32][]record // by chunk
+	base    []uint32
 }
 
 // ReadAt implements io.ReaderAt.
@@ -56,7 +57,9 @@ func (c *content) ReadAt(p []byte, off int64) (n int, err error) {
 func (c *content) grain(p []byte, at int64) error {
 	clear(p)
 	of, bit := c.records[uint32(at/mib)], uint64(1)<<(at%mib/kib16)
-	for id := c.top; id != 0 && len(of) > 0; id = c.layers[id].Parent {
+	based := false
+	for id := c.top; id != 0; id = c.layers[id].Parent {
+		based = c.layers[id].OverBase
 		i := slices.IndexFunc(of, func(r record) bool { return r.layer == id && r.have&bit != 0 })
 		if i < 0 {
 			continue
@@ -66,6 +69,10 @@ func (c *content) grain(p []byte, at int64) error {
 			return err
 		}
 		return nil
+	}
+	if n := at / perExtent; based && n < int64(len(c.base)) {
+		_, err := c.drive.r.ReadAt(p, c.drive.at(c.base[n])+at%perExtent)
+		return err
 	}
 	return nil
 }

@@ -133,6 +133,7 @@ func (t *Tree) count(all map[uint32][]record) {
 		parent[l.ID] = l.Parent
 		children[l.Parent] = append(children[l.Parent], l.ID)
 	}
+	t.countBase(all)
 	for _, chunk := range slices.Sorted(maps.Keys(all)) {
 		of := map[uint32]record{}
 		for _, r := range all[chunk] {
@@ -157,6 +158,45 @@ func (t *Tree) count(all map[uint32][]record) {
 					l.FreedBytes += mib
 				}
 			}
+		}
+	}
+}
+
+// countBase adds what layers have of the base.
+func (t *Tree) countBase(all map[uint32][]record) {
+	parent, children, over := map[uint32]uint32{}, map[uint32]int{}, uint32(0)
+	for _, l := range t.Layers {
+		parent[l.ID] = l.Parent
+		children[l.Parent]++
+		if l.OverBase {
+			over = l.ID
+		}
+	}
+	for i := range t.Layers {
+		l := &t.Layers[i]
+		path := map[uint32]bool{}
+		for id := l.ID; id != 0 && !path[id]; id = parent[id] {
+			path[id] = true
+		}
+		chunks := min((l.SizeBytes+mib-1)/mib, uint64(len(t.Base))*withChunk)
+		if !path[over] {
+			continue
+		}
+		if l.ID == over {
+			l.UsedBytes += chunks * mib
+			if children[l.ID] == 0 {
+				l.FreedBytes += chunks * mib
+			}
+		}
+		l.ReferencedBytes += chunks * mib
+		for chunk, of := range all {
+			decided := uint64(0)
+			for _, r := range of {
+				if path[r.layer] && uint64(chunk) < chunks {
+					decided |= r.have
+				}
+			}
+			l.ReferencedBytes -= uint64(bits.OnesCount64(decided)) * kib16
 		}
 	}
 }

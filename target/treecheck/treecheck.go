@@ -50,6 +50,7 @@ type Tree struct {
 	Home       uint32     `json:"home_extent"`
 	Generation uint64     `json:"generation"`
 	Extents    []uint32   `json:"extents"`
+	Base       []uint32   `json:"base_extents,omitempty"` // in the order of its bytes
 	Layers     []Layer    `json:"layers"`
 	TotalBytes uint64     `json:"total_bytes"` // for data
 	UsedBytes  uint64     `json:"used_bytes"`  // of it; the rest is free
@@ -65,10 +66,11 @@ func (t *Tree) Damaged() bool {
 type Layer struct {
 	ID              uint32     `json:"id"`
 	Parent          uint32     `json:"parent"` // 0: none
+	OverBase        bool       `json:"over_base,omitempty"`
 	State           string     `json:"state"`
 	Object          block.UUID `json:"object"`
 	SizeBytes       uint64     `json:"size_bytes"`
-	UsedBytes       uint64     `json:"used_bytes"`       // chunks of its own
+	UsedBytes       uint64     `json:"used_bytes"`       // chunks of its own, and the base if it is over it
 	ReferencedBytes uint64     `json:"referenced_bytes"` // grains that it reads as data
 	FreedBytes      uint64     `json:"freed_bytes"`      // chunks that come free if it is deleted
 }
@@ -181,7 +183,7 @@ func (c *checker) find() error {
 func (c *checker) overlaps(r *Report) {
 	owner := map[uint32]int{}
 	for i := range r.Trees {
-		for _, e := range r.Trees[i].Extents {
+		for _, e := range slices.Concat(r.Trees[i].Extents, r.Trees[i].Base) {
 			if other, ok := owner[e]; ok {
 				r.Trees[i].damage("extent %d is also in use by tree %v", e, r.Trees[other].ID)
 			}
@@ -258,7 +260,7 @@ func (c *checker) superblock(t *Tree) (bool, error) {
 	case !bytes.Equal(raw[0][:512], raw[1][:512]):
 		t.damage("the copies of the superblock differ, and both are of generation %d", good[0].Generation)
 	}
-	t.Drive, t.Generation, t.Extents, t.Layers = best.Drive, best.Generation, best.Extents, best.Layers
+	t.Drive, t.Generation, t.Extents, t.Base, t.Layers = best.Drive, best.Generation, best.Extents, best.Base, best.Layers
 	t.Findings = append(t.Findings, best.Findings...)
 	return true, nil
 }
@@ -267,7 +269,8 @@ func (c *checker) superblock(t *Tree) (bool, error) {
 //
 // Branches: a check of each field.
 func parseSuper(b []byte, id block.UUID, home uint32) *Tree {
-	if !headerOK(b, "weft layer tree\x00") || num32(b, 16) != 1 || block.UUID(b[32:48]) != id || num32(b, 64) != home {
+	version, baseRuns := num32(b, 16), num32(b, 88)
+	if !headerOK(b, "weft layer tree\x00") || version != 1 && version != 2 || block.UUID(b[32:48]) != id || num32(b, 64) != home {
 		return nil
 	}
 	length := num32(b, 80)
@@ -289,6 +292,17 @@ func parseSuper(b []byte, id block.UUID, home uint32) *Tree {
 		}
 		rest = rest[8:]
 	}
+	for range baseRuns {
+		if len(rest) < 8 || num32(rest, 4) > 1<<20 || len(t.Base) > 1<<22 {
+			return nil
+		}
+		for i := range num32(rest, 4) {
+			t.Base = append(t.Base, num32(rest, 0)+i)
+		}
+		rest = rest[8:]
+	}
+	t.checkBase(version)
+	over := 0
 	size := map[uint32]uint64{}
 	for range num32(b, 72) {
 		if len(rest) < 48 {
@@ -298,12 +312,17 @@ func parseSuper(b []byte, id block.UUID, home uint32) *Tree {
 		if len(rest) < 48+note {
 			return nil
 		}
-		l := Layer{ID: num32(rest, 0), Parent: num32(rest, 4), Object: block.UUID(rest[16:32]), SizeBytes: num64(rest, 32)}
+		l := Layer{ID: num32(rest, 0), Parent: num32(rest, 4), Object: block.UUID(rest[16:32]), SizeBytes: num64(rest, 32), OverBase: rest[9] == 1}
 		if l.State = [256]string{1: "open", 2: "frozen", 3: "doomed"}[rest[8]]; l.State == "" {
 			t.damage("layer %d is in state %d", l.ID, rest[8])
 		}
 		parent, known := size[l.Parent]
+		if l.OverBase {
+			over++
+		}
 		switch {
+		case rest[9] > 1 || l.OverBase && l.Parent != 0:
+			t.damage("layer %d: its byte 9 is %d, and its parent is %d", l.ID, rest[9], l.Parent)
 		case l.ID == 0 || l.ID >= num32(b, 68) || len(t.Layers) > 0 && t.Layers[len(t.Layers)-1].ID >= l.ID:
 			t.damage("layer %d: its id is out of order, or not below the next one, %d", l.ID, num32(b, 68))
 		case l.Parent != 0 && !known:
@@ -319,7 +338,27 @@ func parseSuper(b []byte, id block.UUID, home uint32) *Tree {
 	if len(rest) != 0 {
 		return nil
 	}
+	if want := min(len(t.Base), 1); over != want {
+		t.damage("superblock: %d layers are over a base of %d extents", over, len(t.Base))
+	}
 	return t
+}
+
+// checkBase looks at the extents of the base.
+func (t *Tree) checkBase(version uint32) {
+	if (version == 2) != (len(t.Base) > 0) {
+		t.damage("superblock: version %d with %d extents of a base", version, len(t.Base))
+	}
+	seen := map[uint32]bool{}
+	for _, e := range t.Extents {
+		seen[e] = true
+	}
+	for _, e := range t.Base {
+		if seen[e] {
+			t.damage("extent %d is in the base, and is another one of the tree too", e)
+		}
+		seen[e] = true
+	}
 }
 
 // heads compares the heads with the superblock's list of extents.
@@ -335,6 +374,11 @@ func (c *checker) heads(t *Tree, s *sighting) {
 			t.left("extent %d has no good head", e)
 		case num32(head, 16) != 1 || num32(head, 56) != e || block.UUID(head[40:56]) != t.Drive || head[60] != 20 || head[61] != 14 || num16(head, 62) != records || (head[64] == 1) != (e == t.Home):
 			t.left("the head of extent %d is not that of this place", e)
+		}
+	}
+	for _, e := range t.Base {
+		if e >= c.count {
+			t.damage("extent %d of the base is beyond the end of the drive, which has %d", e, c.count)
 		}
 	}
 	if !used[t.Home] {
