@@ -30,6 +30,10 @@ type disk interface {
 type planted interface {
 	Trees() map[string]userspace.TreeSeen
 	Prepare(leg block.LegID, size block.Size, from userspace.Origin) error
+	Plant(leg block.LegID, tree string, size block.Size) error
+	Settle(leg block.LegID, rate block.Size) error
+	Unbase(leg block.LegID) error
+	Fell(leg block.LegID) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
 	FreeLeg(leg block.LegID) error
@@ -78,6 +82,8 @@ func (t tools) do(ctx context.Context, o order) error {
 		return t.freeLeg(o)
 	case prepareLeg:
 		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size, o.from) })
+	case baseLeg:
+		return t.planted(o.drive, o.do)
 	case grantSpace:
 		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })
 	case growTree:
@@ -215,6 +221,12 @@ func newRecord(old *pb.LegLabel, o putLeg, boot string) *pb.LegLabel {
 		Revision: w.GetRevision(), Volume: proto.CloneOf(w.GetVolume()),
 		// The fence of the volume's other legs on this drive applies to this leg too.
 		AdmittedEpoch: uint64(o.floor), BootId: boot, Incarnation: o.incarnation,
+	}
+	if !drive.Mapped(w) { // it gets a tree, and loses it, by steps of its own
+		r.TreeId = old.GetTreeId()
+		if drive.Based(w) || drive.Based(old) {
+			r.Image = old.GetImage()
+		}
 	}
 	if old != nil {
 		r.Zeroed, r.AdmittedEpoch = old.GetZeroed(), old.GetAdmittedEpoch()

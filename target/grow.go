@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
@@ -66,10 +68,11 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	if exists {
 		got = append(got, state)
 	}
-	device := func(size block.Size) []dm.Device {
+	deviceOf := func(record *pb.LegLabel, size block.Size) []dm.Device {
 		table := legDevice(d.number, record, w.id, size)
 		return []dm.Device{{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}}
 	}
+	device := func(size block.Size) []dm.Device { return deviceOf(record, size) }
 	size := legSize(w, record, state.Table.Size())
 	if exists && d.trees[record.GetTreeId()].Err != "" { // all I/O fails; opened again, the tree may work
 		p.order(mapLeg{w.id, dm.Step{Op: dm.OpReload, Device: device(size)[0]}})
@@ -78,7 +81,8 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	for _, s := range dm.Diff(got, device(size)) {
 		p.order(mapLeg{w.id, s})
 	}
-	if !exists || len(dm.Diff(got, device(state.Table.Size()))) > 0 {
+	fits := func(as *pb.LegLabel) bool { return len(dm.Diff(got, deviceOf(as, state.Table.Size()))) == 0 }
+	if !exists || !fits(record) && !fits(otherWay(record)) {
 		return 0
 	}
 	if node := dm.NodePath(state.Number); p.seen.names[w.id] != node {
@@ -86,6 +90,19 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 		return 0
 	}
 	return state.Table.Size()
+}
+
+// otherWay is the record of a leg with a tree over its own extents as it is before the tree is recorded,
+// or as if the tree still were. A device that is still so serves the same bytes.
+func otherWay(record *pb.LegLabel) *pb.LegLabel {
+	if record.GetTreeId() == "" || drive.Mapped(record) {
+		return record
+	}
+	other := proto.CloneOf(record)
+	if other.Image = pb.ImageKind_IMAGE_KIND_BASED; drive.Based(record) {
+		other.Image = pb.ImageKind_IMAGE_KIND_PLAIN
+	}
+	return other
 }
 
 // usable returns how much of a leg's mapped size hosts can use. It orders nvmet to read the size

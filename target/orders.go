@@ -56,6 +56,14 @@ type (
 		size  block.Size
 		from  userspace.Origin
 	}
+	// baseLeg is a step on the way of a plain leg to a tree over it, or back.
+	baseLeg struct {
+		drive block.DriveID
+		leg   block.LegID
+		step  baseStep
+		tree  string
+		size  block.Size
+	}
 	// grantSpace makes the drive's reserve what trees may have and none has.
 	grantSpace struct {
 		drive   block.DriveID
@@ -89,6 +97,31 @@ type (
 	}
 )
 
+type baseStep string
+
+// The steps of baseLeg; see userspace/based.go.
+const (
+	plantTree  baseStep = "make a tree over"
+	settleBase baseStep = "begin to copy to its own extents"
+	unbase     baseStep = "make plain"
+	fellTree   baseStep = "remove the tree of"
+)
+
+// settleRate is how many bytes a second a leg is copied back to its own extents, at most.
+const settleRate = 100 * block.MiB
+
+func (o baseLeg) do(d planted) error {
+	switch o.step {
+	case plantTree:
+		return d.Plant(o.leg, o.tree, o.size)
+	case settleBase:
+		return d.Settle(o.leg, settleRate)
+	case unbase:
+		return d.Unbase(o.leg)
+	}
+	return d.Fell(o.leg)
+}
+
 func driveKey(id block.DriveID) string { return "drive " + id.String() }
 func legKey(id block.LegID) string     { return "leg " + id.String() }
 
@@ -99,6 +132,7 @@ func (o freeLeg) key() string     { return driveKey(o.drive) }
 func (o admit) key() string       { return driveKey(o.drive) }
 func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
 func (o prepareLeg) key() string  { return zeroLeg{leg: o.leg}.key() }
+func (o baseLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
 func (o grantSpace) key() string  { return driveKey(o.drive) }
 func (o growTree) key() string    { return "tree " + o.tree }
 func (o shrinkTree) key() string  { return "tree " + o.tree }
@@ -113,6 +147,7 @@ func (o freeLeg) about() string     { return legKey(o.leg) }
 func (o admit) about() string       { return "volume " + o.volume.String() }
 func (o zeroLeg) about() string     { return legKey(o.leg) }
 func (o prepareLeg) about() string  { return legKey(o.leg) }
+func (o baseLeg) about() string     { return legKey(o.leg) }
 func (o grantSpace) about() string  { return driveKey(o.drive) }
 func (o growTree) about() string    { return driveKey(o.drive) }
 func (o shrinkTree) about() string  { return driveKey(o.drive) }
@@ -137,6 +172,7 @@ func (o prepareLeg) String() string {
 	}
 	return fmt.Sprintf("prepare leg %v of %v in its tree", o.leg, o.size)
 }
+func (o baseLeg) String() string { return fmt.Sprintf("%s leg %v", o.step, o.leg) }
 func (o grantSpace) String() string {
 	return fmt.Sprintf("record extents %v for the trees of drive %v", o.extents, o.drive)
 }

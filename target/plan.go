@@ -40,6 +40,8 @@ type seen struct {
 	knownSize func(exportedNamespace) block.Size
 	// zeroing reports whether a leg's extents are being written.
 	zeroing func(block.LegID) bool
+	// mapping reports whether a leg's table is being changed.
+	mapping func(block.LegID) bool
 	// writing reports whether the label of a drive is being written.
 	writing func(block.DriveID) bool
 }

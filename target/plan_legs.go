@@ -55,6 +55,7 @@ func (p *planner) leg(w wantedLeg) {
 		return
 	}
 	p.prepare(w, record, report)
+	p.base(w, have, record, report)
 	if !record.GetZeroed() {
 		return
 	}
@@ -98,9 +99,52 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 		// First its record says that it is not prepared: growing it meanwhile would undo that.
 	case record.GetZeroed(): // it has begun, so its origin does not count
 		p.order(prepareLeg{w.drive, w.id, size, userspace.Origin{}})
-	case !w.GetOrigin().GetWait():
+	case !w.GetOrigin().GetWait() && p.freezable(w):
 		p.order(prepareLeg{w.drive, w.id, size, w.origin})
 	}
+}
+
+// freezable reports whether hosts use the leg that is to be frozen through its tree, and no other way is
+// being left.
+func (p *planner) freezable(w wantedLeg) bool {
+	of := legRecord(p.seen.drives[w.drive].label, w.origin.Leg)
+	if w.origin.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE || of == nil || !drive.Based(of) {
+		return true
+	}
+	state, mapped := p.seen.mapped[w.origin.Leg]
+	return mapped && userspace.ThroughTree(state.Table) && !p.seen.mapping(w.origin.Leg)
+}
+
+// base orders the next step of a plain leg on its way to a tree over it, or back.
+func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
+	if drive.Mapped(record) || drive.ImageOf(record).Checked() || d.trees == nil {
+		return
+	}
+	order := func(step baseStep) {
+		p.order(baseLeg{w.drive, w.id, step, w.GetTreeId(), min(block.Size(w.GetSizeBytes()), drive.Zeroed(record))})
+	}
+	tree, open := d.trees[record.GetTreeId()]
+	wanted := drive.Based(w) && (record.GetTreeId() == w.GetTreeId() || record.GetTreeId() == "")
+	switch {
+	case drive.Based(record) && !wanted:
+		p.unbase(tree, order, report)
+	case drive.Based(record) || open: // its hosts leave the tree first
+	case wanted && drive.Whole(record):
+		order(plantTree)
+	case !wanted && record.GetTreeId() != "":
+		order(fellTree)
+	}
+}
+
+// unbase orders the next step of a based leg that is to be plain.
+func (p *planner) unbase(tree userspace.TreeSeen, order func(baseStep), report *pb.LegReport) {
+	switch s := tree.Settling; {
+	case s.Plain:
+		order(unbase)
+	case s.Alone && !tree.Busy:
+		order(settleBase)
+	}
+	report.ReturningBytes = uint64(tree.Settling.Left)
 }
 
 func legRecord(l *drive.Label, id block.LegID) *pb.LegLabel {

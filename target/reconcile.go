@@ -174,6 +174,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 		}
 	}
 	s.zeroing = func(id block.LegID) bool { return r.jobs.under(zeroLeg{leg: id}.key()) }
+	s.mapping = func(id block.LegID) bool { return r.jobs.under(legKey(id)) }
 	s.writing = func(id block.DriveID) bool { return r.jobs.under(driveKey(id)) }
 	var err error
 	s.mapped, err = r.observeLegs()
@@ -261,7 +262,7 @@ func (r *reconciler) publish(s seen, p plan) {
 	}
 	report := proto.CloneOf(r.base)
 	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
-	report.Snapshots = report.Thin
+	report.Snapshots, report.PlainSnapshots = report.Thin, report.Thin
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}

@@ -55,7 +55,7 @@ func unrooted(w wantedLeg, l *drive.Label) string {
 // mappedLeg says why a mapped leg cannot be served, and reports its space.
 func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) string {
 	if !drive.Mapped(w) {
-		return ""
+		return p.basedLeg(w, d, report)
 	}
 	if d.trees == nil {
 		return "it belongs to a thin volume, which only a target with `--datapath user` serves"
@@ -72,6 +72,25 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	}
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
+	report.Full = tree.Full && len(d.label.Reserve) == 0
+	report.Error = tree.Err // it is opened again
+	return ""
+}
+
+// basedLeg is mappedLeg of one that has, or is to have, a tree over its own extents.
+func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) string {
+	record := legRecord(d.label, w.id)
+	switch {
+	case record == nil || !drive.Based(record):
+		if drive.Based(w) && d.trees != nil && d.label.Tree(w.GetTreeId()) == nil && len(d.label.Reserve) == 0 {
+			p.problem(legKey(w.id), "make room for a snapshot", "drive %v has no extent left for it", w.drive)
+		}
+		return ""
+	case d.trees == nil:
+		return "its volume has, or had, snapshots, which only a target with `--datapath user` serves"
+	}
+	tree := d.trees[record.GetTreeId()]
+	report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again
 	return ""

@@ -134,6 +134,11 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 	if drive.Mapped(m) {
 		return l, checkMapped(m, size)
 	}
+	if drive.Based(m) {
+		if _, err := block.ParseUUID(m.GetTreeId()); err != nil {
+			return l, fmt.Errorf("tree: %w", err)
+		}
+	}
 	if size == 0 || size%block.MiB != 0 || size > image.Room() {
 		return l, fmt.Errorf("size %v: must be a multiple of 1MiB within the extents' %v", size, image.Room())
 	}

@@ -850,11 +850,13 @@ type TargetReport struct {
 	Level     uint32    `protobuf:"varint,21,opt,name=level,proto3" json:"level,omitempty"`         // the newest that the agent knows; 0: it is of a version before levels
 	Integrity bool      `protobuf:"varint,22,opt,name=integrity,proto3" json:"integrity,omitempty"` // the target can keep legs of the image kind CHECKED
 	// Its next process can take over from it: the exports stay, and hosts reconnect at once.
-	HandsOver     bool `protobuf:"varint,23,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
-	Thin          bool `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"`           // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
-	Snapshots     bool `protobuf:"varint,25,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // it knows WantedLeg.origin
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HandsOver bool `protobuf:"varint,23,opt,name=hands_over,json=handsOver,proto3" json:"hands_over,omitempty"`
+	Thin      bool `protobuf:"varint,24,opt,name=thin,proto3" json:"thin,omitempty"`           // it can carve and serve legs that are found through a map (IMAGE_KIND_MAPPED)
+	Snapshots bool `protobuf:"varint,25,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // it knows WantedLeg.origin
+	// It can give a plain leg a tree (IMAGE_KIND_BASED), and make it plain again.
+	PlainSnapshots bool `protobuf:"varint,26,opt,name=plain_snapshots,json=plainSnapshots,proto3" json:"plain_snapshots,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *TargetReport) Reset() {
@@ -1058,6 +1060,13 @@ func (x *TargetReport) GetThin() bool {
 func (x *TargetReport) GetSnapshots() bool {
 	if x != nil {
 		return x.Snapshots
+	}
+	return false
+}
+
+func (x *TargetReport) GetPlainSnapshots() bool {
+	if x != nil {
+		return x.PlainSnapshots
 	}
 	return false
 }
@@ -1389,7 +1398,9 @@ type LegLabel struct {
 	Incarnation string    `protobuf:"bytes,11,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Image       ImageKind `protobuf:"varint,12,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The tree that a mapped leg is in. Such a leg has no extents of its own; zeroed says that its tree
-	// has it, and zeroed_extents its size there, in extents, rounded up.
+	// has it, and zeroed_extents its size there, in extents, rounded up. Also the tree of a based leg,
+	// whose extents are the tree's base. A plain leg names the tree that it is about to get, or had:
+	// there is nothing in that.
 	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1732,16 +1743,18 @@ func (x *VolumeLabel) GetRestoringToId() string {
 }
 
 type LegReport struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
-	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"` // carved, zeroed, mapped
-	ZeroedBytes   uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
-	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
-	SizeBytes     uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // readable and writable, also by the hosts that the leg is exported to
-	UsedBytes     uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of a mapped leg: the space that is its own, as of some seconds ago
-	Full          bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	LegId       string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
+	Ready       bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"` // carved, zeroed, mapped
+	ZeroedBytes uint64                 `protobuf:"varint,3,opt,name=zeroed_bytes,json=zeroedBytes,proto3" json:"zeroed_bytes,omitempty"`
+	Error       string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	SizeBytes   uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // readable and writable, also by the hosts that the leg is exported to
+	UsedBytes   uint64                 `protobuf:"varint,6,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // of a mapped leg: the space that is its own, as of some seconds ago
+	Full        bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
+	// Of a leg that is to be plain again: what is not in its own extents yet.
+	ReturningBytes uint64 `protobuf:"varint,8,opt,name=returning_bytes,json=returningBytes,proto3" json:"returning_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
@@ -1821,6 +1834,13 @@ func (x *LegReport) GetFull() bool {
 		return x.Full
 	}
 	return false
+}
+
+func (x *LegReport) GetReturningBytes() uint64 {
+	if x != nil {
+		return x.ReturningBytes
+	}
+	return 0
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -2776,7 +2796,7 @@ type WantedLeg struct {
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
 	Blank         bool       `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
-	TreeId        string     `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents
+	TreeId        string     `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents, or of a based one
 	Origin        *LegOrigin `protobuf:"bytes,14,opt,name=origin,proto3" json:"origin,omitempty"`               // unset: the leg begins as zeroes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6140,7 +6160,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xcb\a\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xf4\a\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6173,7 +6193,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"hands_over\x18\x17 \x01(\bR\thandsOver\x12\x12\n" +
 	"\x04thin\x18\x18 \x01(\bR\x04thin\x12\x1c\n" +
-	"\tsnapshots\x18\x19 \x01(\bR\tsnapshots\x1a9\n" +
+	"\tsnapshots\x18\x19 \x01(\bR\tsnapshots\x12'\n" +
+	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -6247,7 +6268,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc3\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x01\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6257,7 +6278,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\a \x01(\bR\x04full\">\n" +
+	"\x04full\x18\a \x01(\bR\x04full\x12'\n" +
+	"\x0freturning_bytes\x18\b \x01(\x04R\x0ereturningBytes\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +

@@ -152,6 +152,9 @@ const (
 	// The same, except that the first MiB of each extent holds checksums of the other 255.
 	ImageKind_IMAGE_KIND_CHECKED ImageKind = 2
 	ImageKind_IMAGE_KIND_MAPPED  ImageKind = 3 // through the map of a tree, which takes space only where data was written
+	// In a tree whose base is the leg's extents: what was written while snapshots needed what is in them
+	// is elsewhere in the tree.
+	ImageKind_IMAGE_KIND_BASED ImageKind = 4
 )
 
 // Enum value maps for ImageKind.
@@ -161,12 +164,14 @@ var (
 		1: "IMAGE_KIND_PLAIN",
 		2: "IMAGE_KIND_CHECKED",
 		3: "IMAGE_KIND_MAPPED",
+		4: "IMAGE_KIND_BASED",
 	}
 	ImageKind_value = map[string]int32{
 		"IMAGE_KIND_UNSPECIFIED": 0,
 		"IMAGE_KIND_PLAIN":       1,
 		"IMAGE_KIND_CHECKED":     2,
 		"IMAGE_KIND_MAPPED":      3,
+		"IMAGE_KIND_BASED":       4,
 	}
 )
 
@@ -3489,12 +3494,13 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x12DRIVE_STATE_FAILED\x10\x04\x12\x18\n" +
 	"\x14DRIVE_STATE_REMOVING\x10\x05\x12\x17\n" +
 	"\x13DRIVE_STATE_OFFLINE\x10\x06\x12\x17\n" +
-	"\x13DRIVE_STATE_SUSPECT\x10<*l\n" +
+	"\x13DRIVE_STATE_SUSPECT\x10<*\x82\x01\n" +
 	"\tImageKind\x12\x1a\n" +
 	"\x16IMAGE_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10IMAGE_KIND_PLAIN\x10\x01\x12\x16\n" +
 	"\x12IMAGE_KIND_CHECKED\x10\x02\x12\x15\n" +
-	"\x11IMAGE_KIND_MAPPED\x10\x03*\x9b\x01\n" +
+	"\x11IMAGE_KIND_MAPPED\x10\x03\x12\x14\n" +
+	"\x10IMAGE_KIND_BASED\x10\x04*\x9b\x01\n" +
 	"\bLegState\x12\x19\n" +
 	"\x15LEG_STATE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LEG_STATE_CREATING\x10\x01\x12\x15\n" +

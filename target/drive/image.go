@@ -13,7 +13,8 @@ import (
 
 // Image says where the bytes of a leg are on its drive, according to the leg's record or a wanted
 // leg. A plain image is a sequence of extents. In a checked image each extent also holds checksums of
-// its data, see package integrity. A mapped image is in a tree and has no extents of its own.
+// its data, see package integrity. A mapped image is in a tree and has no extents of its own. A based
+// image is a plain one over whose extents there is a tree.
 type Image struct {
 	kind    pb.ImageKind
 	extents []*pb.Extent
@@ -33,9 +34,9 @@ func ImageOf(m interface {
 
 // Check refuses an image of a kind that this program does not know.
 func (i Image) Check() error {
-	if i.kind < pb.ImageKind_IMAGE_KIND_PLAIN || i.kind > pb.ImageKind_IMAGE_KIND_MAPPED {
-		return fmt.Errorf("image of kind %d: this program knows %d (plain), %d (checked) and %d (mapped)", i.kind,
-			pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_CHECKED, pb.ImageKind_IMAGE_KIND_MAPPED)
+	if i.kind < pb.ImageKind_IMAGE_KIND_PLAIN || i.kind > pb.ImageKind_IMAGE_KIND_BASED {
+		return fmt.Errorf("image of kind %d: this program knows %d (plain), %d (checked), %d (mapped) and %d (based)", i.kind,
+			pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_CHECKED, pb.ImageKind_IMAGE_KIND_MAPPED, pb.ImageKind_IMAGE_KIND_BASED)
 	}
 	return nil
 }
@@ -51,10 +52,19 @@ func (i Image) extentData() block.Size { return block.Layout{Integrity: i.Checke
 func (i Image) count() uint64 { return CountExtents(i.extents) }
 
 // Extends reports whether the image equals old or is old after growth: it has the same kind and
-// begins with the same extents in the same order, however they are split into runs.
+// begins with the same extents in the same order, however they are split into runs. A plain image may
+// have got a tree, or lost it.
 func (i Image) Extends(old Image) bool {
 	have, want := i.Segments(block.Size(old.count())*block.ExtentSize), old.Segments(0)
-	return i.kind == old.kind && i.count() >= old.count() && slices.Equal(have, want)
+	return i.ownKind() == old.ownKind() && i.count() >= old.count() && slices.Equal(have, want)
+}
+
+// ownKind is the kind without regard to a tree over it.
+func (i Image) ownKind() pb.ImageKind {
+	if i.kind == pb.ImageKind_IMAGE_KIND_BASED {
+		return pb.ImageKind_IMAGE_KIND_PLAIN
+	}
+	return i.kind
 }
 
 // String prints the extents.

@@ -66,6 +66,73 @@ func Mapped(m interface{ GetImage() pb.ImageKind }) bool {
 	return m.GetImage() == pb.ImageKind_IMAGE_KIND_MAPPED
 }
 
+// Based reports whether there is a tree over a leg's own extents.
+func Based(m interface{ GetImage() pb.ImageKind }) bool {
+	return m.GetImage() == pb.ImageKind_IMAGE_KIND_BASED
+}
+
+// InTree reports whether a leg is read through a tree.
+func InTree(m interface{ GetImage() pb.ImageKind }) bool { return Mapped(m) || Based(m) }
+
+// A plain leg gets a tree, and loses it again, in these steps. Before and after each the leg is what it
+// was:
+//
+//	plain ──BeginBase──► plain, names its tree ──(the tree is made over it)──► Base: based
+//	plain ◄──EndBase──── plain, names its tree ◄──Unbase── (all of it is in the base)
+
+// BeginBase has a plain leg name its tree, which gets an extent of the reserve if it has none.
+func (l *Label) BeginBase(id block.LegID, tree string) error {
+	leg := l.Leg(id)
+	if leg == nil || ImageOf(leg).kind != pb.ImageKind_IMAGE_KIND_PLAIN || leg.GetTreeId() != "" && leg.GetTreeId() != tree {
+		return fmt.Errorf("leg %v: not a plain one without a tree", id)
+	}
+	leg.TreeId = tree
+	if l.Tree(tree) != nil {
+		return nil
+	}
+	l.Trees = append(l.Trees, &pb.TreeLabel{TreeId: tree})
+	if err := l.GrowTree(tree, 1); err != nil {
+		return fmt.Errorf("leg %v: %w", id, err)
+	}
+	return nil
+}
+
+// Base records that the tree which a plain leg names has been made over it.
+func (l *Label) Base(id block.LegID) error {
+	leg := l.Leg(id)
+	if leg == nil || ImageOf(leg).kind != pb.ImageKind_IMAGE_KIND_PLAIN || l.Tree(leg.GetTreeId()) == nil {
+		return fmt.Errorf("leg %v: not a plain one that names a tree", id)
+	}
+	leg.Image = pb.ImageKind_IMAGE_KIND_BASED
+	l.Tree(leg.GetTreeId()).Formatted = true
+	return nil
+}
+
+// Unbase records that a based leg, which is alone in its tree, is in its own extents.
+func (l *Label) Unbase(id block.LegID) error {
+	leg := l.Leg(id)
+	switch {
+	case leg == nil || !Based(leg):
+		return fmt.Errorf("leg %v: not a based one", id)
+	case !l.Alone(leg):
+		return fmt.Errorf("leg %v: others are in its tree", id)
+	}
+	leg.Image = pb.ImageKind_IMAGE_KIND_PLAIN
+	l.Tree(leg.GetTreeId()).Formatted = false
+	return nil
+}
+
+// EndBase has a plain leg name no tree, and returns the extents of that to the reserve.
+func (l *Label) EndBase(id block.LegID) error {
+	leg := l.Leg(id)
+	if leg == nil || ImageOf(leg).kind != pb.ImageKind_IMAGE_KIND_PLAIN {
+		return fmt.Errorf("leg %v: not a plain one", id)
+	}
+	leg.TreeId = ""
+	l.uproot()
+	return nil
+}
+
 // plant makes the tree of a mapped leg, of one extent of the reserve, if it is not there.
 func (l *Label) plant(leg *pb.LegLabel) error {
 	if !Mapped(leg) || l.Tree(leg.GetTreeId()) != nil {
@@ -210,7 +277,7 @@ func (l *Label) checkTrees() (runs []extentRun, err error) {
 		runs = append(runs, runsNamed("tree "+t.GetTreeId(), t.GetExtents())...)
 	}
 	for _, leg := range l.Legs {
-		if Mapped(leg) && l.Tree(leg.GetTreeId()) == nil {
+		if (InTree(leg) || leg.GetTreeId() != "") && l.Tree(leg.GetTreeId()) == nil {
 			return nil, fmt.Errorf("leg %s: its tree %q is not there", leg.GetLegId(), leg.GetTreeId())
 		}
 	}

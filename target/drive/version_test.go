@@ -167,7 +167,7 @@ func TestALegWithAnImageOfAnUnknownKindIsNotTouched(t *testing.T) {
 	message, err := proto.Marshal(&pb.LegLabel{LegId: legID(1).String(), Image: 9, Extents: []*pb.Extent{run(0, 1)}})
 	must(t, err)
 	_, err = decodeLegs([]entry{{entryLeg, message}})
-	if want := "leg " + legID(1).String() + ": image of kind 9: this program knows 1 (plain), 2 (checked) and 3 (mapped)"; !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), want) {
+	if want := "leg " + legID(1).String() + ": image of kind 9: this program knows 1 (plain), 2 (checked), 3 (mapped) and 4 (based)"; !errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), want) {
 		t.Errorf("decodeLegs = %v, want %v: %s", err, ErrNewer, want)
 	}
 	newer := leg(1, 1, run(0, 1))

@@ -158,8 +158,8 @@ type Settling struct {
 	Plain bool
 }
 
-// Settling says how far a leg is from being in the base alone. That it is plain stays so until a
-// snapshot is taken. It does not wait for the drive.
+// Settling says how far a leg is from being in the base alone; a zero leg is any that has the tree to
+// itself. That it is plain stays so until a snapshot is taken. It does not wait for the drive.
 func (t *Tree) Settling(leg block.UUID) (s Settling) {
 	t.stripes[0].mu.Lock()
 	defer t.stripes[0].mu.Unlock()
@@ -177,7 +177,7 @@ func (t *Tree) alone(leg block.UUID) *layer {
 		return nil
 	}
 	for _, l := range t.layers {
-		if l.Base && l.State == StateOpen && l.Object == leg && l.Size <= block.Size(len(t.base))*block.ExtentSize {
+		if l.Base && l.State == StateOpen && (leg.IsZero() || l.Object == leg) && l.Size <= block.Size(len(t.base))*block.ExtentSize {
 			return l
 		}
 	}

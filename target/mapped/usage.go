@@ -34,7 +34,7 @@ func (t *Tree) Space() Space {
 
 // Usage is the space of one layer.
 type Usage struct {
-	Used       block.Size // chunks that are the layer's own, and the base if it is over it
+	Used       block.Size // chunks that are the layer's own; a base is not counted
 	Referenced block.Size // grains that it reads as data, its own and others'
 	// Freed is what comes free if the layer is deleted: all of Used if nothing is over it, nothing
 	// if several layers are, else the chunks that one layer over it does not need.
@@ -63,12 +63,6 @@ func (t *Tree) Usage(object block.UUID) (u Usage, err error) {
 			return seen != allGrains
 		})
 		u.Referenced += block.Size(bits.OnesCount64(t.fromBase(l, chunk, seen))) * GrainSize
-		if l.Base && t.overBase(l, chunk) {
-			u.Used += ChunkSize
-			if len(children) == 0 {
-				u.Freed += ChunkSize
-			}
-		}
 		if own != 0 && hasChunk(own) {
 			u.Used += ChunkSize
 			if len(children) == 0 || len(children) == 1 && t.comesFree(own, children[0], chunk) {
@@ -90,9 +84,6 @@ func (t *Tree) Used() map[block.UUID]block.Size {
 	for _, l := range t.layers {
 		if l.State != StateDoomed {
 			all[l.Object] = block.Size(l.chunks.Load()) * ChunkSize
-			if l.Base {
-				all[l.Object] += block.Size(min(int(chunksOf(l.Size)), len(t.base)*chunkCount)) * ChunkSize
-			}
 		}
 	}
 	return all

@@ -162,12 +162,11 @@ func (t *Tree) count(all map[uint32][]record) {
 	}
 }
 
-// countBase adds what layers have of the base.
+// countBase adds what layers read of the base.
 func (t *Tree) countBase(all map[uint32][]record) {
-	parent, children, over := map[uint32]uint32{}, map[uint32]int{}, uint32(0)
+	parent, over := map[uint32]uint32{}, uint32(0)
 	for _, l := range t.Layers {
 		parent[l.ID] = l.Parent
-		children[l.Parent]++
 		if l.OverBase {
 			over = l.ID
 		}
@@ -181,12 +180,6 @@ func (t *Tree) countBase(all map[uint32][]record) {
 		chunks := min((l.SizeBytes+mib-1)/mib, uint64(len(t.Base))*withChunk)
 		if !path[over] {
 			continue
-		}
-		if l.ID == over {
-			l.UsedBytes += chunks * mib
-			if children[l.ID] == 0 {
-				l.FreedBytes += chunks * mib
-			}
 		}
 		l.ReferencedBytes += chunks * mib
 		for chunk, of := range all {

@@ -70,7 +70,7 @@ type Layer struct {
 	State           string     `json:"state"`
 	Object          block.UUID `json:"object"`
 	SizeBytes       uint64     `json:"size_bytes"`
-	UsedBytes       uint64     `json:"used_bytes"`       // chunks of its own, and the base if it is over it
+	UsedBytes       uint64     `json:"used_bytes"`       // chunks of its own
 	ReferencedBytes uint64     `json:"referenced_bytes"` // grains that it reads as data
 	FreedBytes      uint64     `json:"freed_bytes"`      // chunks that come free if it is deleted
 }

@@ -72,6 +72,11 @@ func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, siz
 		}
 		return h.format(label, leg.GetTreeId(), id, size)
 	}
+	if of := label.Leg(from.Leg); of != nil && drive.Based(of) && from.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE && !leg.GetZeroed() {
+		if open := h.trees.get(leg.GetTreeId()); open == nil || open.legs[from.Leg] == nil {
+			return fmt.Errorf("%v: hosts do not use it through its tree yet", from)
+		}
+	}
 	return h.within(leg.GetTreeId(), func(t *openTree) error {
 		if leg.GetZeroed() {
 			return reach(t.Tree, id, size)
@@ -176,7 +181,7 @@ func (d *Disk) FreeLeg(id block.LegID) error {
 		if err != nil {
 			return fmt.Errorf("free leg %v: %w", id, err)
 		}
-		if leg := label.Leg(id); leg != nil && drive.Mapped(leg) {
+		if leg := label.Leg(id); leg != nil && leg.GetTreeId() != "" {
 			if err := d.held.cut(label, leg, id); err != nil {
 				return fmt.Errorf("free leg %v: %w", id, err)
 			}
@@ -190,6 +195,9 @@ func (h *held) cut(label *drive.Label, leg *pb.LegLabel, id block.LegID) error {
 	name := leg.GetTreeId()
 	if label.Alone(leg) {
 		return h.fell(label, name)
+	}
+	if drive.Based(leg) { // others read what is in its extents
+		return errors.New("snapshots or clones need what is in its extents")
 	}
 	if !label.Tree(name).GetFormatted() {
 		return nil // nothing is in it

@@ -4,6 +4,7 @@ package userspace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,7 +65,7 @@ func (p *plantedDrive) use(t *testing.T, id block.LegID, do func(Device)) {
 	t.Helper()
 	n, err := p.machine.Drives.Number(p.path)
 	must(t, err)
-	d, err := p.machine.Drives.leg(n, leg.String(), id, block.GiB)
+	d, err := p.machine.Drives.leg(n, leg.String(), id, cmp.Or(p.size, block.GiB))
 	if err != nil {
 		t.Fatalf("open leg %v: %v", id, err)
 	}

@@ -149,7 +149,11 @@ func (t *table) otherDrive(next dm.Table) bool {
 		return false
 	}
 	if _, inTree := t.below.(*mappedLeg); inTree {
-		number, _, _, _ := parseMapped(next)
+		number, _, _, ok := parseMapped(next)
+		if !ok { // the leg is plain again: both reach the same bytes
+			device, _, _ := placeOf(next[0].Target)
+			number, _ = device.Number()
+		}
 		return number != t.number
 	}
 	_, sums := t.below.(*checked)

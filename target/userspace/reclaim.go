@@ -27,6 +27,7 @@ func (h *held) reclaim(name string, t *openTree) {
 		return
 	}
 	t.reclaiming = true
+	t.busy.Store(true)
 	go func() {
 		defer h.drives.background.Done()
 		h.reclaimAll(name, t)
@@ -45,11 +46,23 @@ func (h *held) reclaimAll(name string, t *openTree) {
 	}()
 	for more := true; more; {
 		err := t.Reclaim(ctx)
+		if id, rate := h.toSettle(t); err == nil && !id.IsZero() {
+			err = t.settleNow(ctx, id, rate)
+		}
 		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
 			h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it will when the tree is opened again", "tree", name, "err", err)
 		}
 		more = h.reclaimed(name, t, err)
 	}
+}
+
+// toSettle is the leg that Settle was asked for.
+func (h *held) toSettle(t *openTree) (block.LegID, block.Size) {
+	h.trees.turn <- struct{}{}
+	defer func() { <-h.trees.turn }()
+	id := t.settle
+	t.settle = block.LegID{}
+	return id, t.settleRate
 }
 
 // reclaimed ends reclaiming, unless there is more of it.
@@ -64,6 +77,7 @@ func (h *held) reclaimed(name string, t *openTree, err error) (more bool) {
 		return true
 	}
 	t.reclaiming, t.again = false, false
+	t.busy.Store(false)
 	var kept error
 	if d := h.label.Load(); err == nil && len(t.legs) == 0 && d != nil {
 		kept = t.shrink(d, name, spareSpace)

@@ -27,6 +27,12 @@ func MappedTable(n block.DeviceNumber, tree string, leg block.LegID, size block.
 	return dm.Table{{Length: size, Target: dm.Other{Name: mappedRow, Params: fmt.Sprintf("%v %s %v", n, tree, leg)}}}
 }
 
+// ThroughTree reports whether a table is that of a leg in a tree.
+func ThroughTree(t dm.Table) bool {
+	_, _, _, ok := parseMapped(t)
+	return ok
+}
+
 // parseMapped is the inverse of MappedTable; ok is false for another table.
 func parseMapped(t dm.Table) (n block.DeviceNumber, tree string, leg block.LegID, ok bool) {
 	if len(t) != 1 || t[0].Target.Type() != mappedRow {
@@ -57,6 +63,10 @@ type openTree struct {
 	// reclaiming is set while space is given back, and again if more has come to be given back since.
 	reclaiming, again bool
 
+	busy       atomic.Bool // reclaiming
+	settle     block.LegID // that is to be copied to its own extents, at this rate; zero: none
+	settleRate block.Size
+
 	hungry atomic.Bool // a write has found no space
 	// told is what Trees said of the space last, and when.
 	told   mapped.Space
@@ -75,8 +85,11 @@ type TreeSeen struct {
 	Used                 block.Size // as of some seconds ago
 	// UsedBy is each leg's own space, as of then: it must not be changed.
 	UsedBy map[block.UUID]block.Size
-	Full   bool   // writes wait for space
-	Err    string // why it has stopped
+	Full   bool // writes wait for space
+	// Settling is how far the leg is that has the tree to itself; Busy: work goes on in the background.
+	Settling mapped.Settling
+	Busy     bool
+	Err      string // why it has stopped
 }
 
 // usedEvery is how often the used space is looked at anew, since it changes all the time.
@@ -97,6 +110,7 @@ func (d *Disk) Trees() map[string]TreeSeen {
 			o.told, o.toldOf, o.toldAt = space, o.Tree.Used(), now
 		}
 		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
+		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
 		if err := o.Err(); err != nil {
 			seen.Err = err.Error()
 		}
@@ -118,9 +132,13 @@ func (h *held) place(l *drive.Label, id string, device block.Device) (mapped.Pla
 		return mapped.Place{}, fmt.Errorf("tree %s of drive %v: %w", id, l.Drive, fs.ErrNotExist)
 	}
 	tree, err := block.ParseUUID(id)
-	return mapped.Place{
-		Device: device, First: drive.FirstExtent, Tree: tree, Drive: l.Drive.UUID, Extents: drive.ExtentNumbers(t.GetExtents()),
-	}, err
+	p := mapped.Place{Device: device, First: drive.FirstExtent, Tree: tree, Drive: l.Drive.UUID, Extents: drive.ExtentNumbers(t.GetExtents())}
+	for _, leg := range l.Legs {
+		if leg.GetTreeId() == id && drive.Based(leg) {
+			p.Base = baseOf(leg)
+		}
+	}
+	return p, err
 }
 
 // certain returns the label as it is on the drive. After an error of the drive it may be another one
@@ -190,7 +208,7 @@ func (d *Drives) leg(n block.DeviceNumber, id string, leg block.LegID, size bloc
 	if err != nil {
 		return nil, err
 	}
-	opened, err := tree.openLeg(leg, size)
+	opened, err := h.openLeg(tree, leg, size)
 	if err != nil {
 		return nil, errors.Join(err, h.closeTree(id))
 	}
@@ -239,6 +257,19 @@ func (h *held) openTree(id string) (*openTree, error) {
 		h.reclaim(id, o)
 	}
 	return o, nil
+}
+
+// openLeg opens a leg of a tree. The base grows first, as far as the label says that it has. The caller
+// has the turn.
+func (h *held) openLeg(t *openTree, id block.LegID, size block.Size) (*openLeg, error) {
+	if opened := h.label.Load(); opened != nil {
+		if leg := opened.Label().Leg(id); leg != nil && drive.Based(leg) {
+			if err := t.GrowBase(baseOf(leg)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return t.openLeg(id, size)
 }
 
 // openLeg opens a leg, or counts one more user of it. The caller has the turn.

@@ -23,6 +23,7 @@ type plantedDrive struct {
 	disk    *Disk
 	path    string
 	table   dm.Table
+	size    block.Size // of legs; 0: 1 GiB
 	leg     block.Device
 	medium  func(path string, data block.Device) block.Device
 }

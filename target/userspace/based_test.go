@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+)
+
+const plainSize = 200 * block.MiB
+
+var legB = block.LegID{UUID: block.UUID{0x0b, 1}}
+
+// newPlain is a drive with one plain leg, in use, and two extents for trees.
+func newPlain(t *testing.T) *plantedDrive {
+	t.Helper()
+	p := &plantedDrive{size: plainSize}
+	_, p.path = newFiles(t)
+	p.start(t)
+	must(t, p.machine.Drives.Format(p.path, cluster, driveA, ""))
+	p.open(t)
+	must(t, p.disk.Update(func(l *drive.Label) error {
+		return errors.Join(l.SetGrant([]*pb.Extent{{Start: 1, Count: 2}}), l.PutLeg(&pb.LegLabel{
+			LegId: leg.String(), Extents: []*pb.Extent{{Start: 0, Count: 1}}, Image: pb.ImageKind_IMAGE_KIND_PLAIN, Revision: 1, Zeroed: true,
+			Volume: &pb.VolumeLabel{VolumeId: leg.String()},
+		}))
+	}))
+	p.leg = mapLeg(t, p.machine.Legs, p.tableOf(t))
+	return p
+}
+
+// tableOf is the leg's table by the label.
+func (p *plantedDrive) tableOf(t *testing.T) dm.Table {
+	t.Helper()
+	n, err := p.machine.Drives.Number(p.path)
+	must(t, err)
+	if drive.Based(p.disk.Label().Leg(leg)) {
+		return MappedTable(n, leg.String(), leg, plainSize)
+	}
+	return dm.Table{{Length: plainSize, Target: dm.Linear{Device: dm.RefTo(n), Offset: drive.FirstExtent}}}
+}
+
+// swap gives the leg the table that its label says.
+func (p *plantedDrive) swap(t *testing.T) {
+	t.Helper()
+	must(t, p.machine.Legs.Do(step(dm.OpReload, p.tableOf(t))))
+}
+
+// settled waits until all of the leg is in its extents.
+func (p *plantedDrive) settled(t *testing.T) {
+	t.Helper()
+	for p.disk.Trees()[leg.String()].Busy || !p.disk.Trees()[leg.String()].Settling.Plain {
+		must(t, p.disk.Settle(leg, block.GiB))
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A plain leg gets a tree and loses it, again and again, while a host writes and reads all the time. Each
+// snapshot holds what was acknowledged when it was taken.
+func TestAPlainLegGetsATreeAndLosesItInUse(t *testing.T) {
+	p := newPlain(t)
+	const chunks = 5
+	var mu sync.Mutex // held while a snapshot is taken, as a host holds its I/O
+	var now [chunks]struct {
+		at int64
+		is byte
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var host sync.WaitGroup
+	host.Go(func() {
+		for n := 1; ctx.Err() == nil; n++ {
+			mu.Lock()
+			c, b := n%chunks, byte(n%250+1)
+			at := int64(c)<<20 + int64(n/chunks%3)*4096
+			if err := block.WriteAt(p.leg, bytes.Repeat([]byte{b}, 8192), at); err != nil {
+				t.Errorf("write %d: %v", n, err)
+			}
+			got := make([]byte, 4096)
+			if err := block.ReadAt(p.leg, got, at); err != nil || got[0] != b || got[4095] != b {
+				t.Errorf("read %d: %v, %d, want %d", n, err, got[0], b)
+			}
+			now[c].at, now[c].is = at, b
+			mu.Unlock()
+		}
+	})
+	for round := range 6 {
+		must(t, p.disk.Plant(leg, leg.String(), plainSize))
+		must(t, p.disk.Plant(leg, leg.String(), plainSize)) // again, as after a lost answer
+		p.carve(t, legB)
+		if err := p.disk.Prepare(legB, plainSize, freezeOf(leg)); err == nil {
+			t.Fatal("a leg was frozen that is not used through its tree")
+		}
+		p.swap(t)
+		mu.Lock()
+		must(t, p.disk.Prepare(legB, plainSize, freezeOf(leg)))
+		frozen := now
+		mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+		if err := p.disk.Unbase(leg); err == nil {
+			t.Fatal("a leg with a snapshot was made plain")
+		}
+		if err := p.disk.FreeLeg(leg); err == nil {
+			t.Fatal("a leg was freed that a snapshot needs")
+		}
+		p.use(t, legB, func(d Device) {
+			for c, want := range frozen {
+				got := make([]byte, 4096)
+				if err := block.ReadAt(d, got, want.at); err != nil || got[0] != want.is {
+					t.Errorf("round %d: the snapshot has %d in chunk %d, want %d: %v", round, got[0], c, want.is, err)
+				}
+			}
+		})
+		must(t, p.disk.FreeLeg(legB))
+		p.settled(t)
+		must(t, p.disk.Unbase(leg))
+		if err := p.disk.Plant(leg, leg.String(), plainSize); err == nil {
+			t.Fatal("a tree was made over a leg that is in use through an earlier one")
+		}
+		p.swap(t)
+		p.machine.Drives.background.Wait()
+		must(t, p.disk.Fell(leg))
+		if l := p.disk.Label(); len(l.Trees) != 0 || drive.CountExtents(l.Reserve) != 2 || l.Leg(leg).GetTreeId() != "" {
+			t.Fatalf("the label is %+v", l)
+		}
+	}
+	stop()
+	host.Wait()
+	p.end(t)
+	p.start(t)
+	p.open(t)
+	p.leg = mapLeg(t, p.machine.Legs, p.tableOf(t))
+	for c, want := range now {
+		got := make([]byte, 4096)
+		must(t, block.ReadAt(p.leg, got, want.at))
+		if got[0] != want.is {
+			t.Errorf("chunk %d has %d, want %d", c, got[0], want.is)
+		}
+	}
+	p.end(t)
+}
+
+// A process that ends anywhere on the way leaves a leg that reads the same, and the next one goes on.
+func TestTheWayToATreeAndBackGoesOnInTheNextProcess(t *testing.T) {
+	p := newPlain(t)
+	write := func(c byte, at int64) { must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{c}, 4096), at<<20)) }
+	again := func(what string) {
+		t.Helper()
+		p.end(t)
+		p.start(t)
+		p.open(t)
+		p.leg = mapLeg(t, p.machine.Legs, p.tableOf(t))
+		for at, want := range "abc" {
+			b := make([]byte, 4096)
+			must(t, block.ReadAt(p.leg, b, int64(at)<<20))
+			if b[0] != byte(want) {
+				t.Errorf("%s: MiB %d has %c, want %c", what, at, b[0], want)
+			}
+		}
+	}
+	write('a', 0)
+	write('b', 1)
+	write('c', 2)
+	must(t, p.disk.Update(func(l *drive.Label) error { return l.BeginBase(leg, leg.String()) }))
+	again("a leg that names a tree")
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	again("a tree over the leg")
+	write('x', 1)
+	p.carve(t, legB)
+	must(t, p.disk.Prepare(legB, plainSize, freezeOf(leg)))
+	write('b', 1)
+	again("a snapshot")
+	p.holds(t, legB, "axc")
+	must(t, p.disk.FreeLeg(legB))
+	again("no snapshot any more")
+	p.settled(t)
+	again("all in its extents")
+	p.settled(t)
+	must(t, p.disk.Unbase(leg))
+	again("plain, with a tree")
+	must(t, p.disk.Fell(leg))
+	again("plain")
+	p.end(t)
+}
+
+// Without an extent for the tree nothing changes.
+func TestATreeNeedsAnExtent(t *testing.T) {
+	p := newPlain(t)
+	must(t, p.disk.Update(func(l *drive.Label) error { return l.SetGrant(nil) }))
+	if err := p.disk.Plant(leg, leg.String(), plainSize); !errors.Is(err, drive.ErrNoReserve) {
+		t.Errorf("Plant = %v, want ErrNoReserve", err)
+	}
+	if l := p.disk.Label().Leg(leg); drive.Based(l) || l.GetTreeId() != "" {
+		t.Errorf("the leg is %v", l)
+	}
+	p.end(t)
+}
