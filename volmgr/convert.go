@@ -556,7 +556,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
-		HandsOver: r.HandsOver, Snapshots: r.Snapshots,
+		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -644,6 +644,7 @@ func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
 	out = evidence.LegLabel{
 		Column: int(l.Column), Copy: int(l.Copy), Image: fromImage(l.Image, l.Extents), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
 		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch), Boot: l.BootId, Incarnation: l.Incarnation,
+		Based: l.Image == pb.ImageKind_IMAGE_KIND_BASED,
 	}
 	if out.Leg, err = field("drives.legs.leg_id", l.LegId, block.ParseLegID); err != nil {
 		return out, err
@@ -664,6 +665,8 @@ func pbImage(i image.Image) pb.ImageKind {
 		return pb.ImageKind_IMAGE_KIND_CHECKED
 	case image.Mapped:
 		return pb.ImageKind_IMAGE_KIND_MAPPED
+	case image.Based:
+		return pb.ImageKind_IMAGE_KIND_BASED
 	}
 	return pb.ImageKind_IMAGE_KIND_PLAIN
 }
@@ -672,7 +675,7 @@ func pbImage(i image.Image) pb.ImageKind {
 func fromImage(kind pb.ImageKind, extents []*pb.Extent) image.Image {
 	out := image.Image{Kind: image.Kind(kind.String()), Extents: list(extents, fromExtent)}
 	switch kind {
-	case pb.ImageKind_IMAGE_KIND_UNSPECIFIED, pb.ImageKind_IMAGE_KIND_PLAIN:
+	case pb.ImageKind_IMAGE_KIND_UNSPECIFIED, pb.ImageKind_IMAGE_KIND_PLAIN, pb.ImageKind_IMAGE_KIND_BASED:
 		out.Kind = image.Plain
 	case pb.ImageKind_IMAGE_KIND_CHECKED:
 		out.Kind = image.Checked
@@ -726,7 +729,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 }
 
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
-	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full}
+	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes)}
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

@@ -12,7 +12,7 @@ package block
 //	   for what, policies for drives, and the secret from which the keys of exports follow
 //	3  volumes may be thin; hosts may be without an agent
 //	4  thin volumes may have snapshots and clones
-//	5  hosts copy to the legs of detached volumes
+//	5  so may volumes that are not thin, and hosts copy to the legs of detached volumes
 type Level uint32
 
 const (

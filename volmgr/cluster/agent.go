@@ -42,6 +42,8 @@ type TargetReport struct {
 	HandsOver     bool // its next process can take over from it
 	Thin          bool // it serves mapped legs
 	Snapshots     bool // it makes legs of others
+	// PlainSnapshots: it can give a plain leg a tree, and take it away again.
+	PlainSnapshots bool
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
@@ -127,6 +129,8 @@ type LegReport struct {
 	// Of a mapped leg: what it takes, as of some seconds ago, and whether writes wait for space.
 	Used block.Size
 	Full bool
+	// Of a leg that is to lose its tree: what is not in its own extents yet.
+	Returning block.Size
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -188,7 +192,7 @@ type WantedLeg struct {
 	Volume   evidence.VolumeLabel
 	Remove   bool
 	Blank    bool       // it has no data, and may be carved though the volume has some
-	Tree     block.UUID // zero: it is plain
+	Tree     block.UUID // zero: it is plain, and has none over it
 	Origin   LegOrigin  // zero: it begins as zeroes
 }
 

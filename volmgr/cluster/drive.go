@@ -589,7 +589,7 @@ func (s *State) wrongDrives() (sentences []string) {
 // name, which may be added to the labels at any time.
 func (v *Volume) record(l *Leg) block.LegRecord {
 	r := recordOf(v.Layout, v.kept(), string(v.Name), v.Pool, v.Spread)
-	if r.Runs = len(l.Extents); l.mapped() {
+	if r.Runs = len(l.Extents); l.mapped() || l.Based {
 		r.Text += block.MappedText
 	}
 	if v.IsSnapshot() {
@@ -622,7 +622,7 @@ func (in CreateVolume) record(layout block.Layout) block.LegRecord {
 func labelRecord(l *evidence.LegLabel) block.LegRecord {
 	v := &l.Volume
 	r := recordOf(v.Layout, v.Labels, string(v.Name), v.Pool, v.Spread)
-	if r.Runs = len(l.Extents); l.Kind == image.Mapped {
+	if r.Runs = len(l.Extents); l.Kind == image.Mapped || !l.Tree.IsZero() {
 		r.Text += block.MappedText
 	}
 	if !v.Snapshot.Volume.IsZero() {

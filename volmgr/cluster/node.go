@@ -310,7 +310,7 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
-	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin {
+	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin || on.report.PlainSnapshots != r.PlainSnapshots {
 		t.s.fields = nil
 	}
 	if !on.status.Online {

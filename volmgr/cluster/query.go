@@ -221,7 +221,7 @@ func (s *State) volumeView(v *Volume) Volume {
 	}
 	for i := range view.Legs {
 		l := &view.Legs[i]
-		if on := s.targets[l.Node]; on != nil && l.mapped() {
+		if on := s.targets[l.Node]; on != nil && (l.mapped() || l.Based) {
 			r := on.legs.Get(l.ID)
 			l.Used, l.Full = r.Used, r.Full
 		}
@@ -234,6 +234,8 @@ func (s *State) volumeView(v *Volume) Volume {
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
+		case l.Based:
+			l.Reason = s.baseWaitsFor(l)
 		case l.Full:
 			l.Reason = "writes to new places wait: its drive is full"
 		}

@@ -73,7 +73,7 @@ type placedLeg struct {
 
 // sharedTree is the leg's tree, if that is not its own.
 func (l *placedLeg) sharedTree() (id block.UUID) {
-	if l.Tree != l.Leg.UUID {
+	if l.Tree != l.Leg.UUID && l.Kind == image.Mapped {
 		id = l.Tree
 	}
 	return id
@@ -227,7 +227,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 	for _, id := range sorted(q.Legs) {
 		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
-			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image, Tree: l.sharedTree(),
+			ID: l.Leg, Column: l.Column, Copy: l.Copy, Drive: l.drive.ID, Node: l.drive.Node, Image: l.Image, Tree: l.sharedTree(), Based: l.Based,
 			State: LegStale, Revision: q.Highest + epochJump, StaleSince: r.now.UTC(),
 		})
 	}

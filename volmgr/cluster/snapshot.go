@@ -224,8 +224,8 @@ func (s *State) snapshotOrigin(x NewSnapshot) (*Volume, error) {
 	switch {
 	case v.IsSnapshot():
 		return nil, invalid("volume", "%s is a snapshot", v.object()).hint("a volume can begin as it: `weft volume create NAME --from %s`", v.Name)
-	case !v.Thin:
-		return nil, (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: v.object() + ": only thin volumes can have snapshots"}).
+	case v.Layout.Integrity:
+		return nil, (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: v.object() + ": a volume with checksums can have no snapshots"}).
 			hint("`weft volume create NAME --thin`, and copy the data")
 	}
 	return v, nil
@@ -261,6 +261,9 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 	if origin.users() == "" && !origin.equal() {
 		return nil, refused(ReasonCopiesDiffer, origin.object(), "its copies may differ, since its last host did not release it cleanly").
 			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`", origin.Name)
+	}
+	if err := t.mayBase(origin); err != nil {
+		return nil, err
 	}
 	if n := t.s.snapshots.Get(origin.ID); n >= MaxSnapshots {
 		return nil, (&Error{Kind: ResourceExhausted, Object: origin.object(), Text: fmt.Sprintf("%s: it has %d snapshots, and can have no more", origin.object(), n)}).
@@ -314,6 +317,11 @@ func (t *tx) beginSnapshots(all []*Volume, group string, freeze bool) error {
 	}
 	t.attempt(first.Members)
 	for _, v := range all {
+		if o := t.s.volumes.Get(v.Snapshot.Volume); o != nil {
+			if d := t.s.lacksRoom(o, t.peek(o.ID)); d != nil {
+				return t.s.labelFull(t.peek(o.ID), d, "snapshots")
+			}
+		}
 		if d := t.s.lacksRoom(&Volume{}, v); d != nil {
 			return t.s.labelFull(v, d, "snapshots")
 		}
@@ -341,6 +349,7 @@ func (t *tx) attempt(members []block.VolumeID) {
 			v.Size, v.Layout, v.Formatted = o.Size, o.Layout, o.Formatted
 			next.Epoch, next.Hosts = o.Epoch, writers(o)
 			t.freezable(v, o, &next)
+			t.base(o.ID, next.Frozen)
 		}
 		v.Snapshot = v.Snapshot.with(&next)
 	}
@@ -386,7 +395,7 @@ func writers(o *Volume) (all []TakingHost) {
 func (t *tx) freezable(v, o *Volume, next *Taking) {
 	for i := range o.Legs {
 		l := &o.Legs[i]
-		if !l.trusted() || !l.mapped() || !t.s.servable(l) || !t.s.takesSnapshots(l.Node) || t.s.asked[o.ID][l.ID] != "" {
+		if !l.trusted() || t.s.cannotSnapshot(l) != "" || t.s.asked[o.ID][l.ID] != "" {
 			continue
 		}
 		id, place := frozenLeg(v.ID, l.ID, next.Attempt, t.gen), v.freePlace(l.Node)
@@ -396,7 +405,7 @@ func (t *tx) freezable(v, o *Volume, next *Taking) {
 		next.Frozen = append(next.Frozen, TakingOrigin{id, l.ID, l.Revision})
 		v.Legs = append(v.Legs, Leg{
 			ID: id, Column: l.Column, Copy: l.Copy, Drive: l.Drive, Node: l.Node, Image: image.Image{Kind: image.Mapped},
-			Tree: l.tree(), Origin: l.ID, State: LegCreating, Revision: 1, Place: place,
+			Tree: l.sharedWith(), Origin: l.ID, State: LegCreating, Revision: 1, Place: place,
 		})
 	}
 	v.sortLegs()
@@ -733,6 +742,9 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 	if o == nil {
 		return waits
 	}
+	if x.Phase == Preparing {
+		waits = append(waits, s.baseWaits(o, x.Frozen)...)
+	}
 	for _, h := range x.Hosts {
 		if what := s.hostWaits(o, h, x); what != "" {
 			waits = append(waits, fmt.Sprintf("host %s to %s", h.Node, what))
@@ -1014,6 +1026,9 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 		}
 	}
 	switch {
+	case !v.Thin:
+		return (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: v.object() + ": only thin volumes can go back to a snapshot"}).
+			hint("use a volume that begins as the snapshot: `weft volume create NAME --from %s`", from.Name)
 	case v.users() != "":
 		return refused(ReasonAttached, v.object(), "attached to %s, which would not know that it holds other data", v.users()).hint("`weft detach %s` first", v.Name)
 	case v.Holder != "" || len(v.FormerHosts) > 0:

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 )
 
 // snapWorld is volumes with snapshots: targets that keep what was written to each leg and freeze it when
@@ -79,7 +80,10 @@ type snapWrite struct {
 	to     []block.LegID
 }
 
-func newSnapWorld(t *testing.T, seed uint64) *snapWorld {
+func newSnapWorld(t *testing.T, seed uint64) *snapWorld { return newSnapWorldOf(t, seed, true) }
+
+// newSnapWorldOf is newSnapWorld with volumes that are thin or not.
+func newSnapWorldOf(t *testing.T, seed uint64, thin bool) *snapWorld {
 	w := &snapWorld{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), s: grid(3, 1, 1, fixed(100)), now: t0,
 		targets: map[block.NodeName]*snapTarget{}, hosts: map[block.NodeName]*snapHost{}, legs: map[block.LegID]int{}, frozen: map[block.LegID]bool{},
@@ -96,7 +100,7 @@ func newSnapWorld(t *testing.T, seed uint64) *snapWorld {
 	w.settle()
 	for i, host := range []block.NodeName{"c1", "c2"} {
 		name := block.VolumeName(fmt.Sprintf("db%d", i+1))
-		w.must(CreateVolume{Name: name, Size: block.GiB, Copies: 2, Stripes: 1, Thin: true, Seed: w.seed()})
+		w.must(CreateVolume{Name: name, Size: block.GiB, Copies: 2, Stripes: 1, Thin: thin, Seed: w.seed()})
 		w.settle()
 		w.must(Attach{Volume: string(name), Node: host})
 	}
@@ -184,6 +188,7 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 		t.admitted[a.Volume] = max(t.admitted[a.Volume], a.Epoch)
 	}
 	for _, l := range wanted.Legs {
+		w.checkBase(t, l)
 		if l.Remove {
 			delete(t.legs, l.Leg)
 			delete(t.ready, l.Leg)
@@ -213,6 +218,23 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 	t.generation = wanted.Generation
 }
 
+// checkBase finds a leg that is told to go, or to lose its tree, while others need its extents, and one
+// that is to be frozen before there is a tree over it.
+func (w *snapWorld) checkBase(t *snapTarget, l WantedLeg) {
+	was := t.legs[l.Leg]
+	if was.Kind == image.Based && l.Kind != image.Based || l.Remove && was.Kind == image.Based {
+		for id, o := range t.legs {
+			if id != l.Leg && o.Tree == was.Tree {
+				w.t.Fatalf("leg %v of %s is to lose its tree, in which leg %v of %s is", l.Leg, was.Volume.Name, id, o.Volume.Name)
+			}
+		}
+	}
+	from, there := t.legs[l.Origin.Leg]
+	if there && !l.Origin.Wait && from.Kind == image.Plain {
+		w.t.Fatalf("leg %v is to be made of %v, which has no tree", l.Leg, l.Origin.Leg)
+	}
+}
+
 // goBack makes a leg what a snapshot's leg holds. If the store were lost now, the labels of all legs in
 // sync would have to say that some may have done so.
 func (w *snapWorld) goBack(t *snapTarget, l WantedLeg) {
@@ -237,9 +259,13 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		d = w.s.drives[id]
 	}
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
-	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true}
+	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
 	for id, l := range t.legs {
-		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
+		img, based := l.Image, l.Kind == image.Based
+		if based {
+			img.Kind = image.Plain
+		}
+		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: img, Based: based, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
 		made := LegReport{Leg: id, Ready: t.ready[id], Size: l.Size}
 		if made.Ready {
 			made.Zeroed = l.Size
@@ -1050,5 +1076,108 @@ func (w *snapWorld) lose(kind string, records []Record) {
 	}
 	for _, h := range w.hosts {
 		h.wanted, h.said, h.generation, h.volumes = nil, nil, 0, map[block.VolumeID]WantedAttachment{}
+	}
+}
+
+// A volume that is not thin has snapshots, too. Its legs get trees for that, and lose them with the last
+// snapshot or clone; a leg that goes before stays on its drive until then, and says for what.
+func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	based := func() (n int) {
+		for _, l := range w.volume("db1").Legs {
+			if l.Based {
+				n++
+			}
+		}
+		return n
+	}
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	snap := w.volume("db1@mon")
+	if snap.State != VolumeReady || len(snap.Legs) != 2 || based() != 2 {
+		t.Fatalf("the snapshot is %+v, %d legs of its volume have a tree", snap, based())
+	}
+	if v := w.volume("db1"); v.Thin || v.Legs[0].Kind != image.Plain || snap.Legs[0].tree() != v.Legs[0].tree() && snap.Legs[0].tree() != v.Legs[1].tree() {
+		t.Errorf("the volume is %+v, the snapshot %+v", v, snap)
+	}
+	for _, r := range w.s.volumeView(w.volume("db1")).Legs {
+		if !strings.Contains(r.Reason, "db1@mon") {
+			t.Errorf("leg %v: %q does not name what needs its extents", r.ID, r.Reason)
+		}
+	}
+	var e *Error
+	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Kind != Unimplemented || !strings.Contains(e.Hint, "--from db1@mon") {
+		t.Errorf("to go back to it = %v, want a hint at a clone", err)
+	}
+	if again, err := Load(w.s.Records()); err != nil || !again.volumes.Get(w.volume("db1").ID).Legs[0].Based {
+		t.Errorf("the records say otherwise: %v", err)
+	}
+	w.must(CreateVolume{Name: "c", From: "db1@mon", Seed: w.seed()})
+	w.settle()
+	w.must(DeleteVolume{Volume: "db1@mon"})
+	w.settle()
+	if w.volume("db1@mon") != nil || based() != 2 {
+		t.Errorf("the snapshot is %v, %d legs have a tree, which a clone needs", w.volume("db1@mon"), based())
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(DeleteVolume{Volume: "db1"})
+	w.settle()
+	v := w.volume("db1")
+	if v == nil || v.State != VolumeDeleting || len(v.Legs) != 2 || !strings.Contains(w.s.volumeView(v).Legs[0].Reason, "c to be deleted") {
+		t.Fatalf("the volume whose extents a clone needs is %+v", v)
+	}
+	w.must(DeleteVolume{Volume: "c"})
+	w.settle()
+	if w.volume("c") != nil || w.volume("db1") != nil {
+		t.Errorf("the clone is %v, the volume %v: want none", w.volume("c"), w.volume("db1"))
+	}
+	if err := w.take("tue", "db2"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	w.must(DeleteVolume{Volume: "db2@tue"})
+	w.settle()
+	for _, l := range w.volume("db2").Legs {
+		if l.Based || l.Returning || l.State != LegInSync {
+			t.Errorf("after the last snapshot a leg is %+v", l)
+		}
+	}
+}
+
+// The same as for thin volumes holds whatever is asked for and fails meanwhile.
+func TestASnapshotOfAVolumeThatIsNotThinIsTheVolumeAtOneMoment(t *testing.T) {
+	complete := 0
+	for seed := range uint64(32) {
+		w := newSnapWorldOf(t, seed, false)
+		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond}[seed%3]
+		for range 1500 {
+			w.act()
+		}
+		complete += len(w.taken)
+	}
+	if complete < 20 {
+		t.Errorf("%d snapshots were complete: too few to tell anything", complete)
+	}
+}
+
+// Where no target can, the first snapshot is refused, and says what to do.
+func TestASnapshotOfAVolumeThatIsNotThinIsRefused(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	for _, on := range w.s.targets {
+		on.report.PlainSnapshots = false
+	}
+	var e *Error
+	if err := w.take("mon", "db1"); !errors.As(err, &e) || !strings.Contains(e.Text, "earlier version") || !strings.Contains(e.Hint, "--datapath user") {
+		t.Errorf("on targets of an earlier version = %v", err)
+	}
+	w = newSnapWorldOf(t, 1, false)
+	for _, d := range w.s.drives {
+		w.s.used.Set(w.s.by, d.ID, d.Extents)
+	}
+	if err := w.take("mon", "db1"); !errors.As(err, &e) || !strings.Contains(e.Text, "no free extent") {
+		t.Errorf("on full drives = %v", err)
 	}
 }

@@ -3,11 +3,15 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
+	"maps"
 	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
 )
 
@@ -54,10 +58,10 @@ func (v *Volume) legExtents(l *Leg) uint32 {
 // mapped reports whether the leg takes space only where it was written.
 func (l *Leg) mapped() bool { return l.Kind == image.Mapped }
 
-// tree is the tree of a mapped leg; zero for another leg.
+// tree is the tree of a mapped or based leg; zero for another leg.
 func (l *Leg) tree() (id block.UUID) {
 	switch {
-	case !l.mapped():
+	case !l.mapped() && !l.Based:
 		return id
 	case !l.Tree.IsZero():
 		return l.Tree
@@ -66,7 +70,7 @@ func (l *Leg) tree() (id block.UUID) {
 }
 
 // takesSpace reports whether a leg takes space from the reserve of its drive as it is written.
-func (v *Volume) takesSpace(l *Leg) bool { return l.mapped() && !v.IsSnapshot() }
+func (v *Volume) takesSpace(l *Leg) bool { return (l.mapped() || l.Based) && !v.IsSnapshot() }
 
 // spaceTaken is the extents of a drive that are granted to trees, or are being taken back.
 func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }
@@ -124,7 +128,7 @@ func (t *tx) settleSpace() {
 	for id := range t.volumes.upper {
 		for _, v := range []*Volume{t.volumes.upper[id], t.s.volumes.Get(id)} {
 			for i := 0; v != nil && i < len(v.Legs); i++ {
-				if l := &v.Legs[i]; l.mapped() || t.s.mappedOn.Get(l.Drive) > 0 {
+				if l := &v.Legs[i]; l.mapped() || l.Based || t.s.mappedOn.Get(l.Drive) > 0 {
 					t.spaces[l.Drive] = true
 				}
 			}
@@ -356,4 +360,184 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 		return
 	}
 	e.Facts = append(e.Facts, fmt.Sprintf("it is thin: its %s take %s of the %s that they may", plural(len(v.Legs), "leg"), used.Short(), (v.Layout.LegSize(v.Size)*block.Size(len(v.Legs))).Short()))
+}
+
+// ---- volumes that are not thin ----
+
+// A leg of a volume that is not thin is plain: its bytes are in its extents, one after another. With the
+// first snapshot it gets a tree, whose base these extents are, and loses it when nothing else is in the
+// tree any more:
+//
+//	plain ──the first attempt to take a snapshot──► Based ──its label says so──► a leg of the snapshot
+//	      ◄──its label names no tree── Returning ◄──no other leg in the tree── Based
+//
+// The leg is in use all the time, and holds the same at each step; the target does the rest
+// (target/userspace/based.go). While others are in the tree, the target keeps a leg that is being deleted:
+// they need what is in its extents.
+
+// plainSnapshotLevel is the level from which on volumes that are not thin can have snapshots.
+const plainSnapshotLevel block.Level = 5
+
+// toldImage is the image and the tree of a leg as its target is told.
+func (l *Leg) toldImage() (img image.Image, tree block.UUID) {
+	img = l.Image
+	switch {
+	case !l.Based:
+		return img, l.tree()
+	case l.Returning:
+		return img, tree
+	}
+	img.Kind = image.Based
+	return img, l.tree()
+}
+
+// sharedWith is what the record of another leg in the same tree says of the tree.
+func (l *Leg) sharedWith() block.UUID {
+	if l.mapped() {
+		return l.tree()
+	}
+	return l.ID.UUID
+}
+
+// cannotSnapshot says why no snapshot of a leg can be taken now; empty if one can.
+func (s *State) cannotSnapshot(l *Leg) string {
+	on, d := s.targets[l.Node], s.drives[l.Drive]
+	switch {
+	case !s.servable(l):
+		return fmt.Sprintf("%v cannot be reached", l)
+	case !s.takesSnapshots(l.Node):
+		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version, or has not `--datapath user`", l.Node)
+	case l.mapped():
+		return ""
+	case l.Kind != image.Plain || !on.report.PlainSnapshots:
+		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or has not `--datapath user`", l.Node)
+	case !l.Based && s.free(l.Drive) == 0 && s.reserve(d) == 0:
+		return fmt.Sprintf("%s has no free extent, of 256MiB, for what is written after the snapshot", d.object())
+	}
+	return ""
+}
+
+// mayBase refuses a snapshot of a volume that is not thin, if a column has no leg that can have one.
+func (t *tx) mayBase(v *Volume) error {
+	if v.Thin {
+		return nil
+	}
+	if err := t.needsLevel(plainSnapshotLevel, "snapshots of volumes that are not thin"); err != nil {
+		return err
+	}
+	for c := range v.Layout.Stripes {
+		if why := t.s.cannotSnapshotColumn(v, c); why != "" {
+			return refused(ReasonNoInSyncLeg, v.object(), "no snapshot of column %d can be taken: %s", c, why).
+				hint("upgrade the target, run it with `--datapath user`, or make room; or move the leg: `weft leg move %s %d.0`", v.Name, c)
+		}
+	}
+	return nil
+}
+
+func (s *State) cannotSnapshotColumn(v *Volume, column int) (why string) {
+	why = "it has no copy in sync"
+	for _, l := range v.column(column) {
+		if !l.trusted() {
+			continue
+		}
+		if why = s.cannotSnapshot(l); why == "" {
+			return ""
+		}
+	}
+	return why
+}
+
+// base has the plain legs that are about to be frozen get trees.
+func (t *tx) base(id block.VolumeID, frozen []TakingOrigin) {
+	for _, f := range frozen {
+		if l := t.peek(id).leg(f.Origin); !l.mapped() && (!l.Based || l.Returning) {
+			l = t.volume(id).leg(f.Origin)
+			l.Based, l.Returning, l.FreedAt = true, false, 0
+		}
+	}
+}
+
+// based reports whether a leg's label says that there is a tree over it, and names whether it names one.
+func (s *State) based(l *Leg) (based, names, known bool) {
+	d, seen := s.driveReport(l)
+	i := slices.IndexFunc(d.Legs, func(label evidence.LegLabel) bool { return label.Leg == l.ID })
+	if !seen || d.Error != "" || i < 0 {
+		return false, false, false
+	}
+	return d.Legs[i].Based, !d.Legs[i].Tree.IsZero(), true
+}
+
+// baseWaits lists the legs that get trees before they can be frozen.
+func (s *State) baseWaits(o *Volume, frozen []TakingOrigin) (waits []string) {
+	for _, f := range frozen {
+		l := o.leg(f.Origin)
+		if l == nil || !l.Based {
+			continue
+		}
+		if based, _, _ := s.based(l); !based {
+			waits = append(waits, cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s to make room beside %v", l.Node, l)))
+		}
+	}
+	return waits
+}
+
+// overBase names the volumes that have other legs in the tree over a leg.
+func (s *State) overBase(l *Leg) []string {
+	return overBase(l, s.onNode.Get(l.Node).Keys(), s.volumes.Get)
+}
+
+func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *Volume) (names []string) {
+	if !l.Based {
+		return nil
+	}
+	for id := range ids {
+		v := peek(id)
+		if v != nil && slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.ID != l.ID && o.Drive == l.Drive && o.tree() == l.tree() }) {
+			names = append(names, string(v.Name))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// settleBases has legs lose their trees when nothing else is in these, and notes that they have.
+func (t *tx) settleBases(id block.VolumeID) {
+	v := t.peek(id)
+	if v == nil || !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Based }) {
+		return
+	}
+	for _, l := range v.Legs {
+		if l.Based && l.State != LegDeleting {
+			t.settleBase(v.ID, &l)
+		}
+	}
+}
+
+func (t *tx) settleBase(id block.VolumeID, l *Leg) {
+	here, changed := t.s.onNode.Get(l.Node).Keys(), maps.Keys(t.volumes.upper)
+	alone := len(overBase(l, here, t.peek))+len(overBase(l, changed, t.peek)) == 0
+	switch based, names, known := t.s.based(l); {
+	case alone != l.Returning:
+		fresh := t.volume(id).leg(l.ID)
+		fresh.Returning, fresh.FreedAt = alone, 0
+		if alone {
+			fresh.FreedAt = t.gen
+		}
+	case l.Returning && known && !based && !names && t.s.targets[l.Node].status.Generation >= l.FreedAt:
+		fresh := t.volume(id).leg(l.ID)
+		fresh.Based, fresh.Returning, fresh.FreedAt = false, false, 0
+	}
+}
+
+// baseWaitsFor says what goes on with a leg that has a tree.
+func (s *State) baseWaitsFor(l *Leg) string {
+	if !l.Returning {
+		return "what is written goes beside what these need: " + some(s.overBase(l), 4)
+	}
+	if on := s.targets[l.Node]; on != nil {
+		if left := on.legs.Get(l.ID).Returning; left > 0 {
+			return fmt.Sprintf("no snapshot needs it any more: it is copied back to its own place, %s are left", left.Short())
+		}
+	}
+	return "no snapshot needs it any more: it goes back to its own place"
 }

@@ -197,6 +197,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	}
 	t.settleLonger(id)
 	t.settleTaking(id)
+	t.settleBases(id)
 	t.settleCreating(id)
 	t.settleDeleting(id)
 	if t.peek(id) == nil {

@@ -243,8 +243,13 @@ type Leg struct {
 	// data. Listed is the volume's generation since which labels list it.
 	Blank  bool   `json:"blank,omitempty"`
 	Listed uint64 `json:"listed,omitempty"`
-	// Tree is the tree of a leg that shares one with other legs; zero: a mapped leg has one of its own.
+	// Tree is the tree of a leg that shares one with other legs; zero: a mapped or based leg has one of
+	// its own.
 	Tree block.UUID `json:"tree,omitzero"`
+	// Based: the leg is plain, and there is, or is to be, a tree over its extents, whose id is that of the
+	// leg. Returning: it is to lose the tree. See space.go.
+	Based     bool `json:"based,omitempty"`
+	Returning bool `json:"returning,omitempty"`
 	// Origin is the leg as which this one begins, until it is in the tree, or the one that it is made
 	// again of; see snapshot.go.
 	Origin block.LegID `json:"origin,omitzero"`

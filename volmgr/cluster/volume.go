@@ -51,7 +51,7 @@ func (v *Volume) nodes() []block.NodeName {
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if !v.usable() || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave }) {
+	if !v.usable() || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based }) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -474,6 +474,8 @@ func (s *State) legWaitsFor(l *Leg) string {
 	switch {
 	case ok && r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
+	case l.State == LegDeleting && len(s.overBase(l)) > 0:
+		return fmt.Sprintf("%s to be deleted, which need what it holds", some(s.overBase(l), 4))
 	case l.State == LegDeleting:
 		return fmt.Sprintf("target %s is freeing its extents", l.Node)
 	case !r.Ready && l.mapped():

@@ -75,9 +75,10 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	if !l.mapped() {
 		size = min(size, l.Capacity())
 	}
+	img, tree := l.toldImage()
 	return WantedLeg{
-		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: l.Image, Tree: l.tree(),
-		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting,
+		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
+		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.overBase(&l)) == 0,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: v.origin(&l),
 	}
 }

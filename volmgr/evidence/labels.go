@@ -27,7 +27,8 @@ type LegLabel struct {
 	Boot string
 	// Incarnation is the drive's at that write; empty if not known.
 	Incarnation string
-	Tree        block.UUID // of a mapped leg
+	Tree        block.UUID // of a mapped or based leg, or of a plain one that is about to have it, or had it
+	Based       bool       // there is a tree over the leg's extents
 }
 
 // ZeroedSoFar is the number of a leg's extents that its label says are zeroed or hold data.

@@ -35,6 +35,9 @@ const (
 	Plain   Kind = ""        // stores do not spell it out
 	Checked Kind = "CHECKED" // each extent holds the checksums of its data
 	Mapped  Kind = "MAPPED"  // the leg is found through the map of a tree
+	// Based is a plain image with a tree over it. Records say Plain, and beside it that there is a tree;
+	// only agents are told so.
+	Based Kind = "BASED"
 )
 
 // Of returns the plain image of these extents.
