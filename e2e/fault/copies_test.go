@@ -110,8 +110,11 @@ func (c *cluster) rawLeg(l *pb.Leg, size block.Size) (io.Reader, error) {
 		return nil, fmt.Errorf("no target is %s", l.GetNode())
 	}
 	drive := c.targets[i].platter.file
-	if c.thin {
+	if c.thin || len(l.GetExtents()) == 0 {
 		return thinLeg(l, drive)
+	}
+	if based, err := overBase(l, drive); based != nil || err != nil {
+		return based, err
 	}
 	var parts []io.Reader
 	for _, s := range c.dataOf(l, size) {
@@ -131,6 +134,22 @@ func thinLeg(l *pb.Leg, drive *os.File) (io.Reader, error) {
 		return nil, fmt.Errorf("leg %d.%d on %s: %w", l.GetColumn(), l.GetCopy(), l.GetNode(), err)
 	}
 	return tree.Content(drive, treecheck.FirstExtent, id)
+}
+
+// overBase is thinLeg of a leg with a tree over its extents; nil if it has none.
+func overBase(l *pb.Leg, drive *os.File) (io.Reader, error) {
+	trees, err := treesOn(drive)
+	if err != nil {
+		return nil, err
+	}
+	for i := range trees {
+		for _, x := range trees[i].Layers {
+			if x.Object.String() == l.GetId() && x.State != "doomed" {
+				return trees[i].Content(drive, treecheck.FirstExtent, x.Object)
+			}
+		}
+	}
+	return nil, nil
 }
 
 // treeOn returns a tree of a drive. The tree of a volume that is no clone has the id of the leg.

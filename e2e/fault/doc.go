@@ -46,5 +46,10 @@
 // moment for all of a group, and never changes; at the end all space comes free: see archive. thin_test.go
 // fills drives to the last extent.
 //
+//	go test ./e2e/fault -snapshots
+//
+// does the same with volumes that are not thin: their legs get trees, and lose them, while everything else
+// goes on.
+//
 // Clusters that misbehave on purpose show that the suite detects faults: see control_test.go.
 package fault

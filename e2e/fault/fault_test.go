@@ -34,6 +34,7 @@ var (
 	only    = flag.String("only", "", "these faults alone, separated by commas")
 	sums    = flag.Bool("integrity", false, "volumes keep checksums")
 	thinly  = flag.Bool("thin", false, "volumes are thin")
+	shots   = flag.Bool("snapshots", false, "snapshots are taken of volumes that are not thin")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
@@ -99,7 +100,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		c.user.flushes, c.integrity, c.thin = w.flushes, *sums, *thinly
 		c.members, c.quorum = w.managers, w.quorum
 		lie(c)
-		if c.thin {
+		if c.thin || *shots {
 			c.roomForSnapshots()
 		}
 	})
@@ -123,7 +124,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	}
 	c.user.work(seed, 6)
 	c.clerk = c.newClerk(seed)
-	if c.thin {
+	if c.thin || *shots {
 		c.archive = c.newArchive(seed)
 	}
 	f := &chaos{cluster: c, world: w, random: random}

@@ -111,7 +111,7 @@ func (c *cluster) newArchive(seed uint64) *archive {
 	c.archive = k
 	c.users = owners{c}
 	c.eventually("create "+second, func(ctx context.Context) error {
-		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: second, SizeBytes: uint64(volumeSize), Copies: uint32(c.layout.Copies), Stripes: 1, Thin: true})
+		v, err := c.operator.CreateVolume(ctx, &pb.CreateVolumeRequest{Name: second, SizeBytes: uint64(volumeSize), Copies: uint32(c.layout.Copies), Stripes: 1, Thin: c.thin})
 		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
 			err = fmt.Errorf("it is %v", v.GetState())
 		}
@@ -1039,7 +1039,7 @@ func (c *cluster) onlyHeads() error {
 		for _, t := range trees {
 			var own uint64
 			for _, l := range t.Layers {
-				if l.Parent != 0 || l.State != "open" {
+				if l.Parent != 0 || l.State != "open" || l.OverBase {
 					return fmt.Errorf("%s: tree %v has a layer %d of leg %v, %s over %d", h.name, t.ID, l.ID, l.Object, l.State, l.Parent)
 				}
 				own += l.UsedBytes
