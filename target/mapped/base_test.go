@@ -334,6 +334,46 @@ func TestALegIsNotPlainBeforeItsWritesHaveEnded(t *testing.T) {
 	})
 }
 
+// A write in place that is under way when its chunk is to be copied ends first, and is copied.
+func TestSettlingWaitsForWritesUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		img := legImage()
+		below := &drive{size: testSize, base: img, img: newImage(img)}
+		d := &slow{Device: below}
+		tree, err := FormatOver(overPlace(d), id(1), objectSize, nil)
+		must(t, err)
+		leg, err := tree.Leg(id(1))
+		must(t, err)
+		must(t, tree.Freeze(id(1), id(2), nil))
+		must(t, writeTag(leg, 0, 9, 32))
+		must(t, tree.Delete(id(2)))
+		must(t, tree.Reclaim(t.Context()))
+		settled, wrote := make(chan error, 1), make(chan error, 1)
+		begun := false
+		go func() {
+			settled <- tree.Settle(t.Context(), id(1), func(context.Context, int64) error {
+				if !begun { // after the barrier
+					begun = true
+					d.set(func(io *block.IO) bool { return io.Op == block.OpWrite && io.Len == 8*sector })
+					go func() { wrote <- writeTag(leg, 0, 11, 8) }()
+					time.Sleep(time.Millisecond)
+				}
+				return nil
+			})
+		}()
+		time.Sleep(time.Second)
+		if tree.Settling(id(1)).Plain {
+			t.Error("plain, while a write is under way")
+		}
+		d.answer()
+		must(t, <-wrote)
+		must(t, <-settled)
+		if got := inBase(below); got[0] != 11 || got[7] != 11 || got[8] != 9 {
+			t.Errorf("the base has %v, want 11 and then 9", got[:9])
+		}
+	})
+}
+
 // A base grows with its leg. Behind its old end the leg has what it had in chunks of its own.
 func TestABaseGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
