@@ -234,10 +234,10 @@ func (s *State) volumeView(v *Volume) Volume {
 			if why := s.rebuildWaitsFor(v, l); why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
-		case l.Based:
-			l.Reason = s.baseWaitsFor(l)
 		case l.Full:
 			l.Reason = "writes to new places wait: its drive is full"
+		case l.Based:
+			l.Reason = s.baseWaitsFor(l)
 		}
 	}
 	return view

@@ -1287,6 +1287,11 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 		if n := s.snapshots.Get(v.ID); n > 0 {
 			e.Facts = append(e.Facts, fmt.Sprintf("it has %s: `weft snapshot list %s`", plural(n, "snapshot"), v.Name))
 		}
+		for i := range v.Legs {
+			if l := &v.Legs[i]; l.Based && l.State != LegDeleting {
+				e.Facts = append(e.Facts, fmt.Sprintf("%v: %s", l, s.baseWaitsFor(l)))
+			}
+		}
 		if v.CloneOf != "" {
 			e.Facts = append(e.Facts, fmt.Sprintf("it began as %s, and shares what neither has changed with it", v.CloneOf))
 		}

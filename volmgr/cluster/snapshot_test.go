@@ -57,6 +57,7 @@ type snapTarget struct {
 	admitted   map[block.VolumeID]block.Epoch
 	generation uint64
 	down       bool
+	noTrees    bool // it does not get to make trees over plain legs
 }
 
 type snapHost struct {
@@ -261,8 +262,8 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
 	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
 	for id, l := range t.legs {
-		img, based := l.Image, l.Kind == image.Based
-		if based {
+		img, based := l.Image, l.Kind == image.Based && !t.noTrees
+		if img.Kind == image.Based {
 			img.Kind = image.Plain
 		}
 		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: img, Based: based, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
@@ -1107,6 +1108,9 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 			t.Errorf("leg %v: %q does not name what needs its extents", r.ID, r.Reason)
 		}
 	}
+	if e, err := w.s.Explain("db1"); err != nil || !slices.ContainsFunc(e.Facts, func(f string) bool { return strings.Contains(f, "db1@mon") }) {
+		t.Errorf("explain = %+v, %v", e, err)
+	}
 	var e *Error
 	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Kind != Unimplemented || !strings.Contains(e.Hint, "--from db1@mon") {
 		t.Errorf("to go back to it = %v, want a hint at a clone", err)
@@ -1179,5 +1183,31 @@ func TestASnapshotOfAVolumeThatIsNotThinIsRefused(t *testing.T) {
 	}
 	if err := w.take("mon", "db1"); !errors.As(err, &e) || !strings.Contains(e.Text, "no free extent") {
 		t.Errorf("on full drives = %v", err)
+	}
+}
+
+// Hosts are not held before all legs have their trees: that may take longer than they hold.
+func TestHostsAreNotHeldWhileTreesAreMade(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	for _, x := range w.targets {
+		x.noTrees = true
+	}
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	x := w.volume("db1@mon").taking()
+	if x == nil || x.Phase != Preparing || len(w.s.WantedInitiator("c1").Attachments[0].Holds) > 0 {
+		t.Fatalf("it is %+v, want PREPARING and no hold", x)
+	}
+	if why := w.s.takingWaits(w.volume("db1@mon")); !strings.Contains(why, "target") {
+		t.Errorf("it waits for %q", why)
+	}
+	for _, x := range w.targets {
+		x.noTrees = false
+	}
+	w.settle()
+	if v := w.volume("db1@mon"); v.State != VolumeReady {
+		t.Errorf("the snapshot is %v", v.State)
 	}
 }

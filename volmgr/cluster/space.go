@@ -328,14 +328,11 @@ func (t *tx) noteSpace(node block.NodeName, now LegReport) {
 
 // explainSpace adds what a thin volume takes, and what its writes wait for.
 func (s *State) explainSpace(e *Explanation, v *Volume) {
-	if !v.Thin {
-		return
-	}
 	var used block.Size
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		on, d := s.targets[l.Node], s.drives[l.Drive]
-		if on == nil || d == nil {
+		if on == nil || d == nil || !l.mapped() && !l.Based {
 			continue
 		}
 		r := on.legs.Get(l.ID)
@@ -354,6 +351,9 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 		e.Actions = append(e.Actions,
 			fmt.Sprintf("make room on %s: delete volumes that have legs there, or discard what is not needed any more, as with `fstrim`", d.object()),
 			fmt.Sprintf("move the leg: `weft leg move %s %d.%d`", v.Name, l.Column, l.Copy))
+	}
+	if !v.Thin {
+		return
 	}
 	if v.IsSnapshot() {
 		e.Facts = append(e.Facts, fmt.Sprintf("its %s hold %s that no earlier snapshot has", plural(len(v.Legs), "leg"), used.Short()))
