@@ -191,7 +191,7 @@ func recordChange(record *pb.LegLabel, w wantedLeg) (string, error) {
 
 // legDevice is the table of a leg.
 func legDevice(n block.DeviceNumber, record *pb.LegLabel, id block.LegID, size block.Size) dm.Table {
-	if drive.Mapped(record) {
+	if drive.InTree(record) {
 		return userspace.MappedTable(n, record.GetTreeId(), id, size)
 	}
 	return legTable(n, id, drive.ImageOf(record), size)

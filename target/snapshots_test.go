@@ -16,7 +16,9 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/mapped"
 	"weft.dev/weft/target/userspace"
 )
 
@@ -391,3 +393,74 @@ func TestASnapshotOfNothingIsAProblem(t *testing.T) {
 		t.Errorf("it is reported as %v", legReport(r, 2))
 	}
 }
+
+// A plain leg gets a tree and loses it step by step. The table that goes the other way serves it meanwhile,
+// and it stays ready; no leg is frozen before hosts use it through its tree.
+func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
+	const size = 200 * block.MiB
+	run := []*pb.Extent{{Start: 3, Count: 1}}
+	tree := legID(1).String()
+	settling := func(s mapped.Settling) *userspace.TreeSeen { return &userspace.TreeSeen{Settling: s} }
+	for name, c := range map[string]struct {
+		wanted, image pb.ImageKind
+		names         bool // the label names the tree
+		open          *userspace.TreeSeen
+		through       bool // the table goes through the tree
+		want          string
+	}{
+		"plain":                  {wanted: plainKind},
+		"it gets a tree":         {wanted: basedKind, want: "make a tree over leg"},
+		"its making was cut off": {wanted: basedKind, names: true, want: "make a tree over leg"},
+		"its table changes":      {wanted: basedKind, image: basedKind, names: true, want: "reload"},
+		"it has one":             {wanted: basedKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true}), through: true},
+		"it waits for others":    {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{}), through: true},
+		"it is to be copied":     {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Left: 1}), through: true, want: "begin to copy"},
+		"it is copied":           {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "make plain"},
+		"its table changes back": {wanted: plainKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},
+		"it was wanted again":    {wanted: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},
+		"its tree goes":          {wanted: plainKind, names: true, want: "remove the tree of"},
+	} {
+		w := want().leg(1, 1, 1, 0).sized(size)
+		l := w.Legs[0]
+		l.Image, l.Extents, l.TreeId, l.SizeBytes, l.Volume.SizeBytes = c.wanted, run, tree, uint64(size), uint64(size)
+		record := &pb.LegLabel{LegId: tree, Image: c.image, Extents: run, Revision: l.GetRevision(), Volume: l.GetVolume(), Zeroed: true}
+		label := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: 2 * block.GiB, Legs: []*pb.LegLabel{record}, Reserve: []*pb.Extent{{Start: 1, Count: 2}}}
+		if c.names {
+			record.TreeId = tree
+			label.Trees = []*pb.TreeLabel{{TreeId: tree, Extents: []*pb.Extent{{Start: 0, Count: 1}}, Formatted: drive.Based(record)}}
+		}
+		trees := map[string]userspace.TreeSeen{}
+		if c.open != nil {
+			trees[tree] = *c.open
+		}
+		n := block.DeviceNumber{Major: 7, Minor: 1}
+		table := legTable(n, legID(1), drive.ImageOf(record), size)
+		if c.through {
+			table = userspace.MappedTable(n, tree, legID(1), size)
+		}
+		device := dm.Info{Name: dmPrefix + tree, UUID: dmPrefix + tree, Number: block.DeviceNumber{Major: 9, Minor: 1}, Live: true}
+		s := seen{
+			drives: map[block.DriveID]driveSeen{driveID(1): {label: label, trees: trees, number: n}},
+			mapped: map[block.LegID]dm.State{legID(1): {Info: device, Table: table}},
+			names:  map[block.LegID]string{legID(1): dm.NodePath(device.Number)},
+		}
+		p := makePlan(s, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
+		var orders []string
+		for _, o := range p.orders {
+			if o.about() == "leg "+tree {
+				orders = append(orders, o.String())
+			}
+		}
+		if c.want == "" && len(orders) > 0 || c.want != "" && (len(orders) != 1 || !strings.Contains(orders[0], c.want)) {
+			t.Errorf("%s: orders %q, want %q", name, orders, c.want)
+		}
+		if len(p.legs) != 1 || !p.legs[0].GetReady() {
+			t.Errorf("%s: reported as %v, %v", name, p.legs, p.problems)
+		}
+	}
+}
+
+const (
+	plainKind = pb.ImageKind_IMAGE_KIND_PLAIN
+	basedKind = pb.ImageKind_IMAGE_KIND_BASED
+)

@@ -72,7 +72,7 @@ func (c *cluster) compareLegs(a, b *pb.Leg, size block.Size) error {
 			_, err = io.ReadFull(other, q[:n])
 		}
 		if err != nil {
-			return fmt.Errorf("read legs %d.%d and %d.%d: %w", a.GetColumn(), a.GetCopy(), b.GetColumn(), b.GetCopy(), err)
+			return fmt.Errorf("read legs %d.%d and %d.%d: %w; %s; %s", a.GetColumn(), a.GetCopy(), b.GetColumn(), b.GetCopy(), err, c.labelled(a), c.labelled(b))
 		}
 		for i := 0; i < n; i += unit {
 			if !bytes.Equal(p[i:i+unit], q[i:i+unit]) {
@@ -201,4 +201,28 @@ func treesOn(drive *os.File) ([]treecheck.Tree, error) {
 func layoutOf(v *pb.Volume) block.Layout {
 	l := v.GetLayout()
 	return block.Layout{Stripes: int(l.GetStripes()), Copies: int(l.GetCopies()), Chunk: block.Size(l.GetChunkBytes())}
+}
+
+// labelled is what a leg's drive says of it.
+func (c *cluster) labelled(l *pb.Leg) string {
+	i := slices.IndexFunc(c.targets, func(h *targetHost) bool { return h.name == l.GetNode() })
+	file := c.targets[i].platter.file
+	info, err := file.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	label, err := drive.ReadLabel(file, block.Size(info.Size()))
+	if err != nil {
+		return err.Error()
+	}
+	trees, err := treesOn(file)
+	return fmt.Sprintf("%v, trees %v; on the drive %+v, %v", label.Leg(parseLeg(l.GetId())), label.Trees, trees, err)
+}
+
+func parseLeg(id string) block.LegID {
+	leg, err := block.ParseLegID(id)
+	if err != nil {
+		panic(err)
+	}
+	return leg
 }
