@@ -70,6 +70,8 @@ type tools struct {
 }
 
 // do carries out one order to its end.
+//
+// Branches: one for each kind of order.
 func (t tools) do(ctx context.Context, o order) error {
 	switch o := o.(type) {
 	case formatDrive:

@@ -360,6 +360,9 @@ func (s *super) baseFits(of uint32) bool {
 	return len(s.base) > 0 && owners == 1
 }
 
+// addLayer reads a layer and returns what follows it.
+//
+// Branches: a check of each field.
 func (s *super) addLayer(p []byte) ([]byte, error) {
 	if len(p) < layerSize {
 		return nil, errBad

@@ -180,13 +180,8 @@ func (t *Tree) openSuper() error {
 	case got[0] == nil || got[1] != nil && got[1].generation > got[0].generation:
 		best = 1
 	}
-	for _, e := range got[best].extents {
-		if !slices.Contains(t.place.Extents, e) {
-			return fmt.Errorf("%w: it uses extent %d, which is not among its extents", ErrDamaged, e)
-		}
-	}
-	if known := got[best].base; len(t.place.Base) < len(known) || !slices.Equal(known, t.place.Base[:len(known)]) {
-		return fmt.Errorf("%w: its base is in the extents %v, which are not %v", ErrDamaged, known, t.place.Base)
+	if err := t.place.fits(got[best]); err != nil {
+		return err
 	}
 	if !bytes.Equal(raw[0], raw[1]) {
 		if err := t.writeSuper(raw[best], 1-best); err != nil {
@@ -194,6 +189,19 @@ func (t *Tree) openSuper() error {
 		}
 	}
 	t.super = got[best]
+	return nil
+}
+
+// fits says what a superblock has that is not in the place.
+func (p *Place) fits(s *super) error {
+	for _, e := range s.extents {
+		if !slices.Contains(p.Extents, e) {
+			return fmt.Errorf("%w: it uses extent %d, which is not among its extents", ErrDamaged, e)
+		}
+	}
+	if len(p.Base) < len(s.base) || !slices.Equal(s.base, p.Base[:len(s.base)]) {
+		return fmt.Errorf("%w: its base is in the extents %v, which are not %v", ErrDamaged, s.base, p.Base)
+	}
 	return nil
 }
 

@@ -217,6 +217,11 @@ func (c *checker) check(id block.UUID, s *sighting) (*Tree, error) {
 		return t, err
 	}
 	c.heads(t, s)
+	for _, e := range t.Base {
+		if e >= c.count {
+			t.damage("extent %d of the base is beyond the end of the drive, which has %d", e, c.count)
+		}
+	}
 	all, err := c.tables(t)
 	if err != nil {
 		return nil, err
@@ -268,6 +273,8 @@ func (c *checker) superblock(t *Tree) (bool, error) {
 // parseSuper reads a copy of the superblock; nil if it is bad.
 //
 // Branches: a check of each field.
+//
+// Long: the fields in their order.
 func parseSuper(b []byte, id block.UUID, home uint32) *Tree {
 	version, baseRuns := num32(b, 16), num32(b, 88)
 	if !headerOK(b, "weft layer tree\x00") || version != 1 && version != 2 || block.UUID(b[32:48]) != id || num32(b, 64) != home {
@@ -374,11 +381,6 @@ func (c *checker) heads(t *Tree, s *sighting) {
 			t.left("extent %d has no good head", e)
 		case num32(head, 16) != 1 || num32(head, 56) != e || block.UUID(head[40:56]) != t.Drive || head[60] != 20 || head[61] != 14 || num16(head, 62) != records || (head[64] == 1) != (e == t.Home):
 			t.left("the head of extent %d is not that of this place", e)
-		}
-	}
-	for _, e := range t.Base {
-		if e >= c.count {
-			t.damage("extent %d of the base is beyond the end of the drive, which has %d", e, c.count)
 		}
 	}
 	if !used[t.Home] {

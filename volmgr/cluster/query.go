@@ -236,8 +236,8 @@ func (s *State) volumeView(v *Volume) Volume {
 			}
 		case l.Full:
 			l.Reason = "writes to new places wait: its drive is full"
-		case l.Based:
-			l.Reason = s.baseWaitsFor(l)
+		default:
+			l.Reason = cmp.Or(l.Reason, s.baseWaitsFor(l))
 		}
 	}
 	return view

@@ -742,9 +742,7 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 	if o == nil {
 		return waits
 	}
-	if x.Phase == Preparing {
-		waits = append(waits, s.baseWaits(o, x.Frozen)...)
-	}
+	waits = append(waits, s.baseWaits(o, x)...)
 	for _, h := range x.Hosts {
 		if what := s.hostWaits(o, h, x); what != "" {
 			waits = append(waits, fmt.Sprintf("host %s to %s", h.Node, what))

@@ -467,9 +467,12 @@ func (s *State) based(l *Leg) (based, names, known bool) {
 	return d.Legs[i].Based, !d.Legs[i].Tree.IsZero(), true
 }
 
-// baseWaits lists the legs that get trees before they can be frozen.
-func (s *State) baseWaits(o *Volume, frozen []TakingOrigin) (waits []string) {
-	for _, f := range frozen {
+// baseWaits lists the legs of an origin that get trees before they can be frozen.
+func (s *State) baseWaits(o *Volume, x *Taking) (waits []string) {
+	if x.Phase != Preparing || o == nil {
+		return nil
+	}
+	for _, f := range x.Frozen {
 		l := o.leg(f.Origin)
 		if l == nil || !l.Based {
 			continue
@@ -529,8 +532,11 @@ func (t *tx) settleBase(id block.VolumeID, l *Leg) {
 	}
 }
 
-// baseWaitsFor says what goes on with a leg that has a tree.
+// baseWaitsFor says what goes on with a leg that has a tree; empty if it has none.
 func (s *State) baseWaitsFor(l *Leg) string {
+	if !l.Based {
+		return ""
+	}
 	if !l.Returning {
 		return "what is written goes beside what these need: " + some(s.overBase(l), 4)
 	}
@@ -540,4 +546,12 @@ func (s *State) baseWaitsFor(l *Leg) string {
 		}
 	}
 	return "no snapshot needs it any more: it goes back to its own place"
+}
+
+// freeingWaitsFor says why a leg that is being deleted is still there, if its target can free it.
+func (s *State) freeingWaitsFor(l *Leg) string {
+	if names := s.overBase(l); len(names) > 0 {
+		return fmt.Sprintf("%s to be deleted, which need what it holds", some(names, 4))
+	}
+	return fmt.Sprintf("target %s is freeing its extents", l.Node)
 }

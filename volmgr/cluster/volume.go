@@ -474,10 +474,8 @@ func (s *State) legWaitsFor(l *Leg) string {
 	switch {
 	case ok && r.Error != "":
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
-	case l.State == LegDeleting && len(s.overBase(l)) > 0:
-		return fmt.Sprintf("%s to be deleted, which need what it holds", some(s.overBase(l), 4))
 	case l.State == LegDeleting:
-		return fmt.Sprintf("target %s is freeing its extents", l.Node)
+		return s.freeingWaitsFor(l)
 	case !r.Ready && l.mapped():
 		return fmt.Sprintf("target %s has not made it yet", l.Node)
 	case ok && !r.Ready:
