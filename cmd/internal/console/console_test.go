@@ -669,6 +669,19 @@ func TestAValueOfSeveralWordsIsWrittenAsSeveral(t *testing.T) {
 	}
 }
 
+func TestSnapshotsOfFrozenFileSystems(t *testing.T) {
+	w := loggedIn(t, person(access.Operator))
+	w.change("thin", func() { w.volume.Thin, w.volume.Generation = true, 5 })
+	w.post("/do/snapshot-create", url.Values{"object": {"db1"}, "name": {"mon"}, "freeze": {"on"}, "back": {"/volumes/db1"}}, nil)
+	if !w.taken.GetFreeze() {
+		t.Errorf("asked for %v, want frozen file systems", w.taken)
+	}
+	form := map[string]string{"object": "db1", "name": "mon", "freeze": "on"}
+	if got := command(snapshotChanges[0].command, form); got != "weft snapshot create --name mon --freeze db1" {
+		t.Errorf("the command is %q", got)
+	}
+}
+
 func TestSnapshotsAreShownAndTaken(t *testing.T) {
 	w := loggedIn(t, person(access.Operator))
 	if _, text := w.get("/volumes/db1"); strings.Contains(text, "Snapshots</h2>") || strings.Contains(text, "/do/snapshot-create") {
@@ -682,6 +695,9 @@ func TestSnapshotsAreShownAndTaken(t *testing.T) {
 	w.post("/do/snapshot-create", url.Values{"object": {"db1"}, "name": {"mon"}, "others": {"db2 log1"}, "back": {"/volumes/db1"}}, nil)
 	if names := cli.Each(w.taken.GetSnapshots(), (*pb.NewSnapshot).GetVolume); strings.Join(names, " ") != "db1 db2 log1" {
 		t.Errorf("snapshots of %q are taken", names)
+	}
+	if w.taken.GetFreeze() {
+		t.Error("file systems are frozen although nobody asked for it")
 	}
 	_, text := w.get("/volumes/db1")
 	for _, want := range []string{"weft snapshot create --name mon db1 db2 log1", `href="/volumes/db1@mon"`, "3GiB"} {

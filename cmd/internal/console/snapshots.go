@@ -16,10 +16,11 @@ import (
 var snapshotChanges = []*action{{
 	name: "snapshot-create", title: "Take a snapshot", button: "Take", kind: "volume", method: pb.Manager_CreateSnapshots_FullMethodName,
 	about:   "It keeps what the volume holds now. Writes wait for some milliseconds meanwhile.",
-	command: "weft snapshot create --name {name} {object} [{*others}]",
+	command: "weft snapshot create --name {name} [freeze? --freeze] {object} [{*others}]",
 	fields: []field{
 		{Name: "name", Label: "Name", Kind: "text", Example: "monday", Needed: true},
 		{Name: "others", Label: "Other volumes", Kind: "text", Example: "db2 log1", Hint: "Of which snapshots of this name are taken at the same moment, with spaces between"},
+		tick("freeze", "Freeze file systems", "Hosts freeze what they have mounted from the volumes, so that it is complete"),
 	},
 	do: takeSnapshots,
 }, {
@@ -55,11 +56,14 @@ var snapshotChanges = []*action{{
 }, deletion("snapshot", "Delete the snapshot", "What only it holds is gone for good. Volumes that began as it stay.")}
 
 func takeSnapshots(ctx context.Context, c Clients, v map[string]string) (string, error) {
-	r := &pb.CreateSnapshotsRequest{}
+	r := &pb.CreateSnapshotsRequest{Freeze: v["freeze"] != ""}
 	for _, volume := range append([]string{v["object"]}, strings.Fields(v["others"])...) {
 		r.Snapshots = append(r.Snapshots, &pb.NewSnapshot{Volume: volume, Name: v["name"]})
 	}
-	_, err := c.Manager.CreateSnapshots(ctx, r)
+	made, err := c.Manager.CreateSnapshots(ctx, r)
+	if err == nil && r.Freeze {
+		err = snapshot.Understood(made)
+	}
 	return fmt.Sprintf("Snapshot %s@%s is being taken.", v["object"], v["name"]), err
 }
 

@@ -76,7 +76,7 @@ func runCreate(ctx context.Context, api pb.ManagerClient, o createOptions, out *
 	}
 	made, err := api.CreateSnapshots(ctx, r)
 	if err == nil && o.freeze {
-		err = understood(made)
+		err = Understood(made)
 	}
 	if status.Code(err) == codes.Unimplemented {
 		return cli.AdvisedError{Err: fmt.Errorf("this volume manager takes no snapshots: its version has none"), Hints: []string{"upgrade it: `weft upgrade plan` says how"}}
@@ -98,8 +98,8 @@ func runCreate(ctx context.Context, api pb.ManagerClient, o createOptions, out *
 	return out.Print(made, nil)
 }
 
-// understood refuses the answer of a manager that took snapshots as one from before --freeze does.
-func understood(made *pb.CreateSnapshotsResponse) error {
+// Understood refuses the answer of a manager that took snapshots as one from before --freeze does.
+func Understood(made *pb.CreateSnapshotsResponse) error {
 	for _, s := range made.GetSnapshots() {
 		if x := s.GetSnapshot(); !x.GetFreezes() && !x.GetFsFrozen() {
 			return cli.AdvisedError{
