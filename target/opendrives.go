@@ -56,6 +56,9 @@ func (o *openDrives) refresh(ctx context.Context) error {
 	o.refreshing.Lock()
 	defer o.refreshing.Unlock()
 	devices, err := o.hardware.Scan(ctx)
+	if err == nil && ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		err = context.Cause(ctx) // the agent ends: what has not answered yet would count as without a label
+	}
 	if err != nil {
 		return fmt.Errorf("scan devices: %w", err)
 	}

@@ -3,11 +3,15 @@
 package target
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"syscall"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
 )
 
@@ -80,5 +84,43 @@ func TestADriveThatCannotBeOpenedSaysWhy(t *testing.T) {
 	h.err = nil
 	if got := look(); got != "" {
 		t.Errorf("an open drive still says %q", got)
+	}
+}
+
+// interrupted is hardware that is scanned until ctx ends: then no drive has answered.
+type interrupted struct{ gatedHardware }
+
+func (h interrupted) Scan(ctx context.Context) ([]*pb.Device, error) {
+	<-ctx.Done()
+	return []*pb.Device{{Path: "/dev/d1"}}, nil
+}
+
+// An agent that ends in the middle of a scan knows what it knew before: the next process takes over the
+// drives that it lists. A scan that takes too long says what has answered.
+func TestAScanThatIsCutOffSaysNothing(t *testing.T) {
+	w := newWorld(t)
+	w.plug("/dev/d1", 4*block.GiB, "w1")
+	h := gatedHardware{w, &gate{left: -1}}
+	s := newOpenDrives(h, slog.New(slog.DiscardHandler))
+	if err := (tools{drives: s, hardware: h}).formatDrive(t.Context(), formatDrive{device: "/dev/d1", cluster: cluster, id: driveID(1)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.hardware = interrupted{h}
+	knows := func() string {
+		devices, _, _ := s.list()
+		return devices[0].GetDriveId()
+	}
+	ends, end := context.WithCancelCause(t.Context())
+	end(ErrHandOver)
+	if err := s.refresh(ends); !errors.Is(err, ErrHandOver) || knows() != driveID(1).String() {
+		t.Errorf("drive %q is known after a scan that was cut off: %v", knows(), err)
+	}
+	late, stop := context.WithTimeout(t.Context(), time.Millisecond)
+	defer stop()
+	if err := s.refresh(late); err != nil || knows() != "" {
+		t.Errorf("drive %q is known after a scan in which it has not answered: %v", knows(), err)
 	}
 }
