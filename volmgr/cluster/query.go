@@ -225,22 +225,27 @@ func (s *State) volumeView(v *Volume) Volume {
 			r := on.legs.Get(l.ID)
 			l.Used, l.Full = r.Used, r.Full
 		}
-		switch {
-		case l.State == LegCreating || l.State == LegDeleting:
-			l.Reason = s.legWaitsFor(l)
-		case l.Suspect:
-			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
-		case l.State == LegStale && l.member():
-			if why := s.rebuildWaitsFor(v, l); why != "" {
-				l.Reason += "; rebuild waits for " + why
-			}
-		case l.Full:
-			l.Reason = "writes to new places wait: its drive is full"
-		default:
-			l.Reason = cmp.Or(l.Reason, s.baseWaitsFor(l))
-		}
+		l.Reason = s.legReason(v, l)
 	}
 	return view
+}
+
+// legReason says why a leg is as it is.
+func (s *State) legReason(v *Volume, l *Leg) string {
+	switch {
+	case l.State == LegCreating || l.State == LegDeleting:
+		return s.legWaitsFor(l)
+	case l.Suspect:
+		return fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
+	case l.State == LegStale && l.member():
+		if why := s.rebuildWaitsFor(v, l); why != "" {
+			return l.Reason + "; rebuild waits for " + why
+		}
+		return l.Reason
+	case l.Full:
+		return "writes to new places wait: its drive is full"
+	}
+	return cmp.Or(l.Reason, s.baseWaitsFor(l))
 }
 
 // health sums up the legs. A leg counts only while it is servable.

@@ -235,18 +235,7 @@ func (s *State) snapshotOrigin(x NewSnapshot) (*Volume, error) {
 func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, error) {
 	name := origin.Name.Snapshot(in.Snapshots[i].Name)
 	if id, ok := t.s.byName.Find(string(name)); ok {
-		v := t.s.volumes.Get(id)
-		switch {
-		case v.State == VolumeDeleting:
-			return nil, refused(ReasonVolumeIsDeleting, v.object(), "a snapshot of this name is being deleted").hint("wait, or use another name")
-		case v.Snapshot.Volume != origin.ID:
-			return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "name", Text: fmt.Sprintf("%s: already exists, of an earlier volume of this name", v.object())}).
-				hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
-		case in.Freeze && !v.Snapshot.FSFrozen && (v.taking() == nil || !v.taking().Freeze):
-			return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "freeze", Text: fmt.Sprintf("%s: already exists, taken without freezing file systems", v.object())}).
-				hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
-		}
-		return v, nil
+		return existing(t.s.volumes.Get(id), origin, in.Freeze)
 	}
 	if !origin.usable() {
 		return nil, refused(ReasonNotReady, origin.object(), "%s", origin.unready()).hint("`weft explain volume %s` says what it waits for", origin.Name)
@@ -274,6 +263,21 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 		Authentication: origin.Authentication, Thin: true, State: VolumeCreating, Clean: true, Generation: 1, Created: t.now.UTC(),
 		Size: origin.Size, Layout: origin.Layout, Formatted: origin.Formatted, Snapshot: &SnapshotOf{Volume: origin.ID, Name: origin.Name},
 	}, nil
+}
+
+// existing returns the snapshot that has the name of one that is asked for, if it is what is asked for.
+func existing(v, origin *Volume, freeze bool) (*Volume, error) {
+	switch {
+	case v.State == VolumeDeleting:
+		return nil, refused(ReasonVolumeIsDeleting, v.object(), "a snapshot of this name is being deleted").hint("wait, or use another name")
+	case v.Snapshot.Volume != origin.ID:
+		return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "name", Text: fmt.Sprintf("%s: already exists, of an earlier volume of this name", v.object())}).
+			hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
+	case freeze && !v.Snapshot.FSFrozen && (v.taking() == nil || !v.taking().Freeze):
+		return nil, (&Error{Kind: AlreadyExists, Object: v.object(), Field: "freeze", Text: fmt.Sprintf("%s: already exists, taken without freezing file systems", v.object())}).
+			hint("use another name, or delete it: `weft snapshot delete %s`", v.Name)
+	}
+	return v, nil
 }
 
 // cannotHold names a host of a volume that may write and has no agent.
