@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/mapped"
 )
 
 const plainSize = 200 * block.MiB
@@ -200,6 +201,30 @@ func TestATreeNeedsAnExtent(t *testing.T) {
 	}
 	if l := p.disk.Label().Leg(leg); drive.Based(l) || l.GetTreeId() != "" {
 		t.Errorf("the leg is %v", l)
+	}
+	p.end(t)
+}
+
+// A leg grows while it is copied back. The order to map all of it through its tree runs after the leg was
+// made plain: it is refused, since what would be written to the new part is in no base, and the tree goes.
+func TestAGrownLegIsNotMappedThroughATreeThatIsGone(t *testing.T) {
+	p := newPlain(t)
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	p.swap(t)
+	must(t, p.disk.Update(func(l *drive.Label) error { return l.SetGrant([]*pb.Extent{{Start: 1, Count: 1}}) }))
+	must(t, p.disk.Update(func(l *drive.Label) error {
+		r := l.Leg(leg)
+		return l.PutLeg(&pb.LegLabel{
+			LegId: leg.String(), Extents: []*pb.Extent{{Start: 0, Count: 1}, {Start: 2, Count: 1}}, Image: r.Image, TreeId: r.TreeId, Revision: 2, Zeroed: true,
+			Volume: &pb.VolumeLabel{VolumeId: leg.String()},
+		})
+	}))
+	p.settled(t)
+	must(t, p.disk.Unbase(leg))
+	n, err := p.machine.Drives.Number(p.path)
+	must(t, err)
+	if err := p.machine.Legs.Do(step(dm.OpReload, MappedTable(n, leg.String(), leg, 400*block.MiB))); !errors.Is(err, mapped.ErrState) {
+		t.Errorf("the grown leg is mapped through its tree: %v", err)
 	}
 	p.end(t)
 }

@@ -263,10 +263,13 @@ func (h *held) openTree(id string) (*openTree, error) {
 // has the turn.
 func (h *held) openLeg(t *openTree, id block.LegID, size block.Size) (*openLeg, error) {
 	if opened := h.label.Load(); opened != nil {
-		if leg := opened.Label().Leg(id); leg != nil && drive.Based(leg) {
+		switch leg := opened.Label().Leg(id); {
+		case leg != nil && drive.Based(leg):
 			if err := t.GrowBase(baseOf(leg)); err != nil {
 				return nil, err
 			}
+		case leg != nil && !drive.Mapped(leg): // the order is older than the label: what it grew by would not be in the base
+			return nil, fmt.Errorf("leg %v is plain: %w", id, mapped.ErrState)
 		}
 	}
 	return t.openLeg(id, size)

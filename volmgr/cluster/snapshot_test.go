@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -112,7 +113,21 @@ func newSnapWorldOf(t *testing.T, seed uint64, thin bool) *snapWorld {
 func (w *snapWorld) seed() Seed { w.seeds++; return testSeed(1000 + w.seeds) }
 
 func (w *snapWorld) step(in Input) error {
-	_, err := w.s.Step(w.now, in)
+	was := map[block.NodeName]told{}
+	for name := range w.targets {
+		was[name] = toldBy(w.s, name)
+	}
+	out, err := w.s.Step(w.now, in)
+	for name := range w.targets {
+		if changed, woken := out.Changed[name]; !woken || changed != nil {
+			is := toldBy(w.s, name)
+			for id := range is.target {
+				if _, there := was[name].target[id]; there && !changed[id] && !reflect.DeepEqual(is.target[id], was[name].target[id]) {
+					w.t.Fatalf("%T changes what %s is told of %s, and does not list it:\n%+v\nwas\n%+v", in, name, w.s.volumes.Get(id).Name, is.target[id].Legs, was[name].target[id].Legs)
+				}
+			}
+		}
+	}
 	w.check()
 	return err
 }

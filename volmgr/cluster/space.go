@@ -503,6 +503,22 @@ func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *V
 	return slices.Compact(names)
 }
 
+// wakeBases wakes the targets of legs that are being deleted, and were kept for a leg that is gone.
+func (t *tx) wakeBases(wake woken, old, new *Volume) {
+	for i := 0; old != nil && i < len(old.Legs); i++ {
+		l := &old.Legs[i]
+		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil {
+			continue
+		}
+		for id := range t.s.onNode.Get(l.Node).Keys() {
+			base := t.s.volumes.Get(id).leg(block.LegID{UUID: l.Tree})
+			if base != nil && base.Based && base.State == LegDeleting {
+				wake.volume(l.Node, id)
+			}
+		}
+	}
+}
+
 // settleBases has legs lose their trees when nothing else is in these, and notes that they have.
 func (t *tx) settleBases(id block.VolumeID) {
 	v := t.peek(id)

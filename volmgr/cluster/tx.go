@@ -238,6 +238,7 @@ func (t *tx) commit() Outcome {
 		wake.users(v)
 		t.wakeDiscovery(wake, old, v)
 		wakeHolders(wake, old, v)
+		t.wakeBases(wake, old, v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
