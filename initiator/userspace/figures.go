@@ -22,7 +22,7 @@ type counted struct {
 
 // publishCounted tells other goroutines which volume is here, and which legs it has.
 func (k *Keeper) publishCounted() {
-	if k.stack == nil {
+	if k.stack == nil || k.stack.wanted.Heal { // what it reads and waits for is nobody's
 		k.counted.Store(nil)
 		return
 	}

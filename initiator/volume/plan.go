@@ -52,7 +52,7 @@ func Guard(w *Wanted, m *Memory, s *Seen, l Limits, c Capabilities) ([]Order, Ve
 	p := &planner{w: w, m: m, s: s, l: l, c: c, guards: true}
 	p.v.Phase = Connecting
 	switch {
-	case s.Held:
+	case s.Held && !(w != nil && w.Heal):
 		p.v.Phase = Stalled
 	case s.Device.Exists && s.Device.Named:
 		p.v.Phase = Serving
@@ -165,7 +165,7 @@ func (p *planner) noteMore() {
 
 func (p *planner) phase() Phase {
 	switch d := p.s.Device; {
-	case d.Exists && len(p.v.Waiting) > 0:
+	case d.Exists && len(p.v.Waiting) > 0 && !p.w.Heal: // nobody's I/O waits
 		return Stalled
 	case d.Exists && d.Named:
 		return Serving

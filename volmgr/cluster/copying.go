@@ -230,6 +230,7 @@ type healing struct {
 	ended int       // how often it ended without success
 	moved time.Time // when it last made progress
 	reach string    // how far it was then
+	done  block.Size
 }
 
 // copier is the host that copies to the volume's legs: the one that heals it, or that has it alone; nil:
@@ -293,10 +294,20 @@ func (s *State) noHealer(v *Volume) string {
 		return fmt.Sprintf("%s; from level %d on a host heals it meanwhile: `weft upgrade finish`", attach, healLevel)
 	case why != "":
 		return fmt.Sprintf("%s; no host heals it meanwhile, since %s", attach, why)
-	case !slices.ContainsFunc(s.Nodes(), func(n Node) bool { return s.cannotHeal(v, n.Name) == "" }):
+	case !s.anyHealer(v):
 		return attach + "; no host can heal it meanwhile: none that is online and in service has an agent that can copy without a device"
 	}
 	return fmt.Sprintf("a host to heal it: one begins %v after it is detached, when its turn comes", s.policy.HealAfter)
+}
+
+// anyHealer reports whether some host can heal a volume.
+func (s *State) anyHealer(v *Volume) bool {
+	for name := range s.initiators {
+		if s.cannotHeal(v, name) == "" {
+			return true
+		}
+	}
+	return false
 }
 
 // cannotHeal says why a host cannot heal a volume; empty if it can.
@@ -503,12 +514,17 @@ func (t *tx) noteHealing(id block.VolumeID) {
 		return
 	}
 	r, _ := t.s.attachmentReport(v, v.Heal)
-	reach := fmt.Sprint(v.Heal.State, r.Phase, r.ResyncDone, v.Generation)
+	done := r.ResyncDone
 	for _, c := range r.Copies {
-		reach += fmt.Sprint(" ", c.Leg, c.Done)
+		done += c.Done
 	}
-	if x := t.s.healings[id]; x.reach != reach || x.moved.IsZero() {
-		x.reach, x.moved = reach, t.now
+	// A host that begins anew again and again, or stalls and goes on, makes no progress.
+	reach := fmt.Sprint(v.Heal.State, v.Generation)
+	if x := t.s.healings[id]; x.reach != reach || done > x.done || x.moved.IsZero() {
+		if x.reach != reach {
+			x.done = 0
+		}
+		x.reach, x.done, x.moved = reach, max(x.done, done), t.now
 		t.s.healings[id] = x
 	}
 }

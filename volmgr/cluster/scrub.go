@@ -664,10 +664,11 @@ func (h *Heals) lacks(r *HealReport) bool {
 // settleHeals records what the host has healed, and makes events of it.
 func (t *tx) settleHeals(id block.VolumeID) {
 	v := t.peek(id)
-	if v.Attachment == nil {
+	host := v.copier() // one that heals a detached volume reads it, too
+	if host == nil {
 		return
 	}
-	r, ok := t.s.attachmentReport(v, v.Attachment)
+	r, ok := t.s.attachmentReport(v, host)
 	if !ok || !v.Heals.lacks(r.Heals) {
 		return
 	}

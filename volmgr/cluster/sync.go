@@ -413,6 +413,9 @@ func (t *tx) settleTrials(id block.VolumeID) {
 func (t *tx) settleRebuilds(id block.VolumeID) {
 	t.settleTrials(id)
 	v := t.peek(id)
+	if v.copier() == nil { // as of any number of detached volumes, at each look
+		return
+	}
 	busy := map[int]bool{}
 	for _, l := range v.Legs {
 		busy[l.Column] = busy[l.Column] || l.State == LegRebuilding

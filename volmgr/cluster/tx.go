@@ -236,9 +236,7 @@ func (t *tx) commit() Outcome {
 		s.index(old, v)
 		wake.users(old)
 		wake.users(v)
-		t.wakeDiscovery(wake, old, v)
-		wakeHolders(wake, old, v)
-		t.wakeBases(wake, old, v)
+		t.wakeOthers(wake, old, v)
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
@@ -288,6 +286,13 @@ func (t *tx) commit() Outcome {
 	}
 	records = t.commitMeta(records)
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events, Asked: asked}
+}
+
+// wakeOthers wakes those that are told of another volume, or by another way, when v changes.
+func (t *tx) wakeOthers(wake woken, old, v *Volume) {
+	t.wakeDiscovery(wake, old, v)
+	wakeHolders(wake, old, v)
+	t.wakeBases(wake, old, v)
 }
 
 // commitMeta adds the cluster's level and numbers to the records of a step.
