@@ -167,6 +167,8 @@ func TestAnswersLoseNoFieldOnTheWayOut(t *testing.T) {
 		"TargetWanted.exports.cntlid_min": true, "TargetWanted.exports.cntlid_max": true,
 		// The manager does not ask for these yet.
 		"InitiatorWanted.attachments.legs.paths": true, "TargetWanted.exports.paths": true,
+		// A label is of what was taken.
+		"TargetWanted.legs.volume.snapshot.freezes": true,
 		// fillMessage sets a duration of less than a second.
 		"Node.target.silent.seconds": true, "Node.initiator.silent.seconds": true,
 		"Device.health.latency.seconds": true, "Drive.health.latency.seconds": true,
