@@ -117,6 +117,8 @@ type Config struct {
 	// Listen opens a portal. Medium wraps a drive's data when it is opened; Calls and Label stand
 	// between the drive's data or label and the kernel. User only; nil means the machine's own.
 	Listen func(block.Portal) (net.Listener, error)
+	// Dial connects to another target; nil means the machine's own.
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Medium func(path string, data block.Device) block.Device
 	Calls  func(path string, kernel userspace.Calls) userspace.Calls
 	Label  func(path string, m drive.Medium) drive.Medium

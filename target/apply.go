@@ -36,6 +36,7 @@ type planted interface {
 	Fell(leg block.LegID) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
+	Copy(leg block.LegID, size block.Size, base block.LegID, fill func(to block.Device, room block.Size) error) error
 	FreeLeg(leg block.LegID) error
 	Ranges(leg, since block.LegID, off, end int64, most int) ([]block.Range, int64, error)
 }
@@ -65,7 +66,8 @@ type tools struct {
 	mapper   func() (mapper, error)
 	drives   *openDrives
 	names    naming
-	progress func(block.LegID, block.Size) // of zeroing
+	progress func(block.LegID, block.Size) // of zeroing and copying
+	dial     dialer                        // to other targets; nil: as the machine does
 	boot     string                        // of this machine
 }
 
@@ -86,6 +88,8 @@ func (t tools) do(ctx context.Context, o order) error {
 		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size, o.from) })
 	case baseLeg:
 		return t.planted(o.drive, o.do)
+	case copyLeg:
+		return t.copyLeg(ctx, o)
 	case grantSpace:
 		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })
 	case growTree:

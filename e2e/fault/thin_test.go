@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -223,6 +224,74 @@ func (m *mirror) copiedTo(h *targetHost) (all []block.Size) {
 
 // A new copy of a thin volume is copied only where the volume has data, under writes and discards to
 // all of it.
+func TestSnapshotsAreCopiedToTheLegThatMissedThem(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		take := func(name string) {
+			m.eventually("take "+name, func(ctx context.Context) error {
+				_, err := m.operator.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{Snapshots: []*pb.NewSnapshot{{Volume: volumeName, Name: name}}})
+				if err != nil {
+					return err
+				}
+				v, err := m.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName + "@" + name})
+				if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
+					err = fmt.Errorf("it is %v", v.GetState())
+				}
+				return err
+			})
+		}
+		at := []int64{0, 1, 3, 7, 600, 601}
+		m.put("c1", 1, 0, 1, 600)
+		take("mon")
+		m.second.kill()
+		m.put("c1", 2, 1, 3, 601)
+		take("tue")
+		m.put("c1", 3, 7, 600)
+		if err := block.Do(m.users.device("c1").volume, &block.IO{Op: block.OpWriteZeroes, Unmap: true, Off: 0, Len: 64 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		take("wed")
+		m.put("c1", 4, at...)
+		m.second.start()
+		m.attachedAndHealthy()
+		want := map[string][]uint64{"mon": {1, 1, 0, 0, 1, 0}, "tue": {1, 2, 2, 0, 1, 2}, "wed": {0, 0, 0, 0, 3, 2}}
+		for _, name := range []string{"mon", "tue", "wed"} {
+			var legs []*pb.Leg
+			m.eventually("copy "+name, func(ctx context.Context) error {
+				v, err := m.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName + "@" + name})
+				if err != nil {
+					return err
+				}
+				legs = v.GetLegs()
+				for _, l := range legs {
+					if l.GetState() != pb.LegState_LEG_STATE_IN_SYNC {
+						return fmt.Errorf("leg %v", l)
+					}
+				}
+				if len(legs) != 2 {
+					return fmt.Errorf("it has %d legs", len(legs))
+				}
+				return nil
+			})
+			for _, l := range legs {
+				r, err := m.rawLeg(l, block.Size(volumeSize))
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := make([]byte, 602*unit)
+				if _, err := io.ReadFull(r, p); err != nil {
+					t.Fatal(err)
+				}
+				for i, u := range at {
+					data := p[u*unit:][:unit]
+					if n := want[name][i]; n == 0 && !block.AllZero(data) || n > 0 && !bytes.Equal(data, edition(n)) {
+						t.Errorf("%s on %s: unit %d is not of edition %d", name, l.GetNode(), u, n)
+					}
+				}
+			}
+		}
+	})
+}
+
 func TestANewCopyOfAThinVolumeIsCopiedWhereThereIsData(t *testing.T) {
 	sparedAs(t, thin, func(m *mirror, spare *targetHost) {
 		m.put("c1", 1, 0, 1, 300*256, 600*256)

@@ -223,6 +223,8 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			s.explainRetired(e, v, l)
 		case l.Suspect:
 			s.explainSuspect(e, v, l)
+		case l.Copying != nil:
+			e.Waits = append(e.Waits, fmt.Sprintf("%v to be copied: %s", l, s.copyingWaits(v, l)))
 		case l.State == LegStale:
 			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaits(v, l)))
 			switch {
@@ -241,7 +243,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	s.explainRedundancy(e, v)
 	for c := range v.Layout.Stripes {
 		s.explainColumn(e, v, c)
-		explainMissing(e, v, c)
+		s.explainMissing(e, v, c)
 		waits, actions := s.replacementWaits(v, c)
 		e.Waits, e.Actions = append(e.Waits, waits...), append(e.Actions, actions...)
 	}
@@ -261,15 +263,32 @@ func (s *State) rebuildWaits(v *Volume, l *Leg) string {
 }
 
 // explainMissing covers legs that a rebuilt store did not find on any drive.
-func explainMissing(e *Explanation, v *Volume, column int) {
+func (s *State) explainMissing(e *Explanation, v *Volume, column int) {
 	found := len(v.column(column))
 	g := v.Layout.Group()
 	if found >= g.Members {
 		return
 	}
+	if v.IsSnapshot() {
+		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: %s", column, found, g, s.missingCopies(v)))
+		return
+	}
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
 	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
 		fmt.Sprintf("if they are gone for good: copy what %s holds to a new volume", v.object()))
+}
+
+// missingCopies says what becomes of the copies that a snapshot lacks.
+func (s *State) missingCopies(v *Volume) string {
+	switch of := s.volumes.Get(v.Snapshot.Volume); {
+	case of == nil:
+		return "no more are made, since its volume is gone"
+	case !slices.ContainsFunc(of.Legs, func(l Leg) bool { return s.ownTree(&l) }):
+		return "no more are made, since its volume, or the one of which that is a clone, is not thin"
+	case s.level < copiesLevel:
+		return fmt.Sprintf("more are made from level %d on: `weft upgrade finish`", copiesLevel)
+	}
+	return "the others are made again where the volume has legs in sync, one at a time on each node"
 }
 
 func checkDrive(l *Leg) string {

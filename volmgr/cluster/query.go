@@ -231,7 +231,9 @@ func (s *State) volumeView(v *Volume) Volume {
 		case l.Suspect:
 			l.Reason = fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
 		case l.State == LegStale && l.member():
-			if why := s.rebuildWaitsFor(v, l); why != "" {
+			if why := s.rebuildWaitsFor(v, l); l.Copying != nil {
+				l.Reason += ": " + why
+			} else if why != "" {
 				l.Reason += "; rebuild waits for " + why
 			}
 		case l.Full:

@@ -44,6 +44,9 @@ import (
 const (
 	// snapshotLevel is the level from which on there are snapshots and clones.
 	snapshotLevel block.Level = 4
+	// copiesLevel is the level from which on snapshots are copied: an earlier manager would have the leg of
+	// a copy made of nothing.
+	copiesLevel block.Level = 5
 	// DefaultHoldFor is shorter than what programs take for an error, and long for a network of storage.
 	DefaultHoldFor = 2 * time.Second
 	// MaxHoldFor is the longest that agents hold I/O.
@@ -1251,9 +1254,291 @@ func (v *Volume) restoreAgain(to block.VolumeID, from *Volume, now time.Time) {
 	v.Restoring, v.Clean = &Restoring{To: to, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Again: true, Since: now.UTC()}, true
 }
 
+// ---- copies that are made again ----
+
+// A leg of a volume that was away while a snapshot was taken has no copy of it, and a leg that was made
+// again elsewhere has none of any. The target of such a leg, once that is in sync, copies each snapshot
+// from another target, in these steps. Each is durable before the next:
+//
+//	noteCopies      the record: a new leg of the snapshot, blank and stale, in the tree of the volume's leg
+//	targets         the source exports its leg, read-only, to the target of the new one; that makes a layer
+//	                which begins as the nearest earlier snapshot that both trees have, copies what differs,
+//	                freezes the layer, and records on the label that the leg is prepared
+//	settleCopying   the record: the leg is in sync
+//
+// The oldest snapshot comes first, so each has the one before it to begin as. A node makes one copy at a
+// time. If what is copied or begun as is lost meanwhile, the leg is freed, and a new one begins anew.
+//
+// Neither tree may be over a plain leg (see space.go).
+
+// LegCopy says of what a leg of a snapshot is copied.
+type LegCopy struct {
+	From  block.LegID    `json:"from"`           // of the same snapshot
+	Of    block.VolumeID `json:"of,omitzero"`    // the earlier snapshot as which it begins; zero: none
+	Base  block.LegID    `json:"base,omitzero"`  // the leg of that in the new leg's tree
+	Since block.LegID    `json:"since,omitzero"` // and in the source's
+	Began time.Time      `json:"began,omitzero"`
+}
+
+// copiesLook is how often noteCopies looks.
+const copiesLook = 5 * time.Second
+
+// noteCopies begins to copy snapshots to trees that lack them.
+func (t *tx) noteCopies() {
+	if t.level < copiesLevel || t.now.Sub(t.s.lookedAtCopies) < copiesLook {
+		return
+	}
+	t.s.lookedAtCopies = t.now
+	busy := map[block.NodeName]bool{}
+	for id := range t.s.unsettled {
+		v := t.peek(id)
+		for i := 0; v != nil && i < len(v.Legs); i++ {
+			l := &v.Legs[i]
+			busy[l.Node] = busy[l.Node] || l.Copying != nil && l.member()
+		}
+	}
+	for _, id := range sortedIDs(t.s.snapshots.Keys()) {
+		if o := t.peek(id); o != nil && o.usable() && len(t.s.takings.Get(id)) == 0 {
+			t.copySnapshots(o, busy)
+		}
+	}
+}
+
+// copySnapshots begins the next copy on each node that has a leg of a volume and is not busy.
+func (t *tx) copySnapshots(o *Volume, busy map[block.NodeName]bool) {
+	var all []*Volume
+	for i := range o.Legs {
+		l := &o.Legs[i]
+		if busy[l.Node] || !l.trusted() || !t.s.ownTree(l) || !t.s.servable(l) || !t.s.copies(l.Node) || t.leaving(l) != "" {
+			continue
+		}
+		if all == nil {
+			all = t.snapshotsOf(o)
+		}
+		if at := slices.IndexFunc(all, func(v *Volume) bool { return t.lacksCopy(v, l) }); at >= 0 {
+			busy[l.Node] = t.copyTo(all, at, l)
+		}
+	}
+}
+
+// ownTree reports whether a leg is in a tree that is over no plain leg.
+func (s *State) ownTree(l *Leg) bool {
+	if !l.mapped() {
+		return false
+	}
+	for id := range s.onNode.Get(l.Node).Keys() {
+		v := s.volumes.Get(id)
+		if v != nil && slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Based && o.Drive == l.Drive && o.tree() == l.tree() }) {
+			return false
+		}
+	}
+	return true
+}
+
+// copies reports whether a target knows how to copy legs of snapshots.
+func (s *State) copies(node block.NodeName) bool {
+	on := s.targets[node]
+	return on != nil && on.report != nil && on.report.Copies
+}
+
+// snapshotsOf returns the snapshots of a volume that are complete, the oldest first.
+func (t *tx) snapshotsOf(o *Volume) (all []*Volume) {
+	prefix := string(o.Name) + "@"
+	for name, id := range t.s.byName.After(prefix) {
+		if !strings.HasPrefix(name, prefix) {
+			break
+		}
+		if v := t.peek(id); v != nil && v.IsSnapshot() && v.Snapshot.Volume == o.ID && v.usable() {
+			all = append(all, v)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *Volume) int { return a.Snapshot.Taken.Compare(b.Snapshot.Taken) })
+	return all
+}
+
+// lacksCopy reports whether a snapshot has fewer copies than it is to have, and none beside a leg of its
+// volume.
+func (t *tx) lacksCopy(v *Volume, beside *Leg) bool {
+	return len(v.column(beside.Column)) < v.Layout.Group().Members && !slices.ContainsFunc(v.Legs, func(l Leg) bool {
+		return l.Column == beside.Column && l.Drive == beside.Drive
+	})
+}
+
+// copyTo begins to copy the snapshot at a place of a list, the oldest first, to the tree of a leg of its
+// volume. It reports whether it could.
+func (t *tx) copyTo(all []*Volume, at int, beside *Leg) bool {
+	v := all[at]
+	i := slices.IndexFunc(v.Legs, func(l Leg) bool {
+		return l.Column == beside.Column && l.trusted() && t.s.ownTree(&l) && t.s.mayExport(v, &l)
+	})
+	place := v.freePlace(beside.Node)
+	if i < 0 || place == 0 {
+		return false
+	}
+	from := v.Legs[i]
+	work := &LegCopy{From: from.ID, Began: t.now.UTC()}
+	for _, o := range slices.Backward(all[:at]) {
+		here, there := o.inTree(beside), o.inTree(&from)
+		if here != nil && there != nil && o.Size <= v.Size {
+			work.Of, work.Base, work.Since = o.ID, here.ID, there.ID
+			break
+		}
+	}
+	next := v.clone()
+	next.Generation++
+	next.Legs = append(next.Legs, Leg{
+		ID: frozenLeg(v.ID, beside.ID, 0, t.gen), Column: beside.Column, Copy: v.freeSlot(beside.Column), Drive: beside.Drive, Node: beside.Node,
+		Image: image.Image{Kind: image.Mapped}, Tree: beside.tree(), Place: place, State: LegStale, Revision: 1, StaleSince: t.now.UTC(), StaleAt: t.gen,
+		CopyAll: true, CopyAllSince: 1, Blank: true, Listed: next.Generation, Copying: work, Reason: "it is being copied",
+	})
+	next.sortLegs()
+	if t.s.lacksRoom(v, next) != nil {
+		return false
+	}
+	t.volumes.set(v.ID, next)
+	l := next.leg(frozenLeg(v.ID, beside.ID, 0, t.gen))
+	t.unsure[v.ID] = true
+	t.volumeEvent(next, event.Info, event.LegAdded, fmt.Sprintf("%v, on drive %s: the snapshot is copied there from %s", l, t.drives.peek(l.Drive).Device, from.Node),
+		"leg", l.ID.String(), "node", string(l.Node))
+	return true
+}
+
+// inTree returns the complete leg of a snapshot in the tree of another leg; nil if there is none.
+func (v *Volume) inTree(beside *Leg) *Leg {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Column == beside.Column && l.Drive == beside.Drive && l.tree() == beside.tree() && l.trusted() {
+			return l
+		}
+	}
+	return nil
+}
+
+// settleCopying ends copies that are complete, or that have lost what they are made of.
+func (t *tx) settleCopying(id block.VolumeID) {
+	v := t.peek(id)
+	if !v.IsSnapshot() || !v.usable() {
+		return
+	}
+	for _, l := range v.Legs {
+		if l.Copying == nil || !l.member() {
+			continue
+		}
+		why := t.copyLost(v, &l)
+		switch {
+		case t.s.copied(&l):
+			v = t.volume(id)
+			fresh := v.leg(l.ID)
+			fresh.good()
+			fresh.Rebuilt = t.now.UTC()
+			v.Generation++
+			t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: the snapshot is copied", &l), "leg", l.ID.String(), "node", string(l.Node))
+		case why != "":
+			v = t.volume(id)
+			fresh := v.leg(l.ID)
+			fresh.State, fresh.FreedAt, fresh.Copying = LegDeleting, t.gen, nil
+			v.Generation++
+			v.sortLegs()
+			t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v is not copied: %s", &l, why), "leg", l.ID.String(), "node", string(l.Node))
+		}
+	}
+}
+
+// copied reports whether a leg is complete by its label.
+func (s *State) copied(l *Leg) bool {
+	d, _ := s.driveReport(l)
+	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool { return label.Leg == l.ID && label.Zeroed && label.Tree == l.tree() })
+}
+
+// copyLost says why a copy cannot be completed; empty if it can.
+func (t *tx) copyLost(v *Volume, l *Leg) string {
+	if why := t.leaving(l); why != "" {
+		return why
+	}
+	if from := v.leg(l.Copying.From); from == nil || from.State != LegInSync {
+		return "the leg that it is copied from is lost"
+	}
+	if l.Copying.Of.IsZero() {
+		return ""
+	}
+	o := t.peek(l.Copying.Of)
+	for _, id := range []block.LegID{l.Copying.Base, l.Copying.Since} {
+		if o == nil || o.State != VolumeReady || o.leg(id) == nil || o.leg(id).State != LegInSync {
+			return "the snapshot that it begins as was deleted"
+		}
+	}
+	return ""
+}
+
+// mayExport reports whether a leg of a snapshot can be copied from.
+func (s *State) mayExport(v *Volume, l *Leg) bool {
+	return s.servable(l) && s.nodes[l.Node] != nil && (v.authentication() != block.AuthenticationRequire || s.authenticates(l.Node))
+}
+
+// originOf is what a target makes a leg of. A leg that is to be copied is never left to begin as zeroes.
+func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
+	if l.Copying == nil {
+		return v.origin(l)
+	}
+	from := v.leg(l.Copying.From)
+	if from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady {
+		return LegOrigin{Wait: true, Copy: &CopySource{}}
+	}
+	x := s.copyExport(v, l, from)
+	source := &CopySource{
+		Portals: s.nodes[from.Node].Portals, NQN: x.NQN, Host: x.Host, Keys: x.Keys, NSID: v.nsid(from), UUID: v.namespace(from), Since: l.Copying.Since,
+	}
+	if o := s.volumes.Get(v.Snapshot.Volume); o != nil {
+		source.Rate = o.RebuildRate
+	}
+	return LegOrigin{Leg: l.Copying.Base, Copy: source}
+}
+
+// copyExport is the subsystem through which a leg of a snapshot is copied from another one.
+func (s *State) copyExport(v *Volume, l, from *Leg) WantedExport {
+	x := WantedExport{
+		Volume: v.ID, Epoch: v.Epoch, Serial: block.SerialNumber(v.ID), Host: block.HostFromID(l.ID.UUID), ReadOnly: true,
+		Namespaces: []WantedNamespace{{v.nsid(from), from.ID, v.namespace(from)}},
+	}
+	x.NQN = block.SubsystemNQN(v.ID, v.Epoch, x.Host, from.Node)
+	if v.authentication() != block.AuthenticationOff && !s.master.IsZero() && s.authenticates(from.Node) {
+		x.Host = block.ProvenHost(x.NQN)
+		x.Keys = s.master.Of(x.NQN, x.Host.NQN)
+	}
+	return x
+}
+
+// copyExports are the exports of a node for copies of a snapshot.
+func (s *State) copyExports(v *Volume, node block.NodeName) (all []WantedExport) {
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if l.Copying == nil || !l.member() || v.State != VolumeReady {
+			continue
+		}
+		if from := v.leg(l.Copying.From); from != nil && from.Node == node && from.trusted() {
+			all = append(all, s.copyExport(v, l, from))
+		}
+	}
+	return all
+}
+
+// copyingWaits says how far the copy of a leg is, or what is in its way.
+func (s *State) copyingWaits(v *Volume, l *Leg) string {
+	from := v.leg(l.Copying.From)
+	if from != nil && !s.servable(from) {
+		return fmt.Sprintf("its source: %s", cmp.Or(s.legWaitsFor(from), "it is not ready"))
+	}
+	on := s.targets[l.Node]
+	if on != nil && s.servable(l) {
+		if _, failed := on.problem("leg " + l.ID.String()); !failed && from != nil {
+			return fmt.Sprintf("copied from %s up to %s of %s", from.Node, on.legs.Get(l.ID).Zeroed.Short(), v.Layout.LegSize(v.Size).Short())
+		}
+	}
+	return s.legWaitsFor(l)
+}
+
 // ---- legs that are lost ----
 
-// A snapshot's legs are not made again elsewhere. One that is gone for good is forgotten if there is
+// A snapshot's legs do not leave a drive that can be read. One that is gone for good is forgotten if there is
 // another, so that its drive can be removed.
 
 // mayLose refuses to give up legs of a snapshot that can be read, or that no other leg stands in for.
@@ -1297,7 +1582,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	}
 	x := v.taking()
 	if x == nil {
-		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again elsewhere", v.Snapshot.Name))
+		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes", v.Snapshot.Name))
 		if v.Snapshot.FSFrozen {
 			e.Facts = append(e.Facts, "no file system on it had a write under way when it was taken")
 		}

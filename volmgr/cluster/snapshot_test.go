@@ -43,6 +43,7 @@ type snapWorld struct {
 	back     map[block.VolumeID]bool
 	whole    map[block.LegID]bool
 	returned int
+	copied   int           // legs of snapshots
 	slow     int           // per cent of messages that wait
 	pace     time.Duration // the most that passes between two things that happen
 	seeds    int
@@ -205,6 +206,10 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 			}
 			continue
 		}
+		if l.Origin.Copy != nil {
+			w.copies(t, l)
+			continue
+		}
 		from, freezes := l.Origin.Leg, !l.Origin.Leg.IsZero()
 		switch {
 		case t.ready[l.Leg] || l.Origin.Wait:
@@ -236,6 +241,36 @@ func (w *snapWorld) checkBase(t *snapTarget, l WantedLeg) {
 	}
 }
 
+// copies makes a leg what another one holds, if that is exported to its target and it does not take longer.
+func (w *snapWorld) copies(t *snapTarget, l WantedLeg) {
+	source := l.Origin.Copy
+	if t.ready[l.Leg] || l.Origin.Wait || w.rng.IntN(3) == 0 {
+		return
+	}
+	for _, on := range w.targets {
+		for _, x := range w.s.WantedTarget(on.name).Exports {
+			if on.down || x.NQN != source.NQN || x.Host != source.Host || !x.ReadOnly || x.Namespaces[0].UUID != source.UUID {
+				continue
+			}
+			from, base := x.Namespaces[0].Leg, l.Origin.Leg
+			if !on.ready[from] || !w.frozen[from] {
+				w.t.Fatalf("leg %v is to be copied of %v, which is no snapshot on %s", l.Leg, from, on.name)
+			}
+			if !base.IsZero() {
+				if !t.ready[base] || !on.ready[source.Since] {
+					return // one was deleted meanwhile: the target finds out
+				}
+				if !w.frozen[base] || w.legs[base] != w.legs[source.Since] {
+					w.t.Fatalf("leg %v begins as %v, which is not what %v is", l.Leg, base, source.Since)
+				}
+			}
+			w.legs[l.Leg], w.frozen[l.Leg], t.ready[l.Leg] = w.legs[from], true, true
+			w.copied++
+			return
+		}
+	}
+}
+
 // goBack makes a leg what a snapshot's leg holds. If the store were lost now, the labels of all legs in
 // sync would have to say that some may have done so.
 func (w *snapWorld) goBack(t *snapTarget, l WantedLeg) {
@@ -260,7 +295,7 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		d = w.s.drives[id]
 	}
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
-	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
+	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true, Copies: true}
 	for id, l := range t.legs {
 		img, based := l.Image, l.Kind == image.Based && !t.noTrees
 		if img.Kind == image.Based {
@@ -559,6 +594,9 @@ func (w *snapWorld) act() {
 			}
 		}
 	case 12:
+		if w.rng.IntN(4) == 0 {
+			w.now = w.now.Add(copiesLook)
+		}
 		w.must(Tick{})
 	case 13, 14:
 		for _, v := range w.s.volumes.All() {
@@ -651,25 +689,29 @@ func (w *snapWorld) recover(volume string) {
 // same on each leg and the same for all volumes of a group, and what was acknowledged before it was asked
 // for is in it.
 func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
-	complete, groups, returned := 0, 0, 0
+	complete, groups, returned, copied := 0, 0, 0, 0
 	for seed := range uint64(96) {
 		w := newSnapWorld(t, seed)
 		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond, time.Second}[seed%4]
 		for range 1500 {
 			w.act()
 		}
+		if seed%4 == 0 {
+			w.copyAll()
+		}
 		complete += len(w.taken)
 		returned += w.returned
+		copied += w.copied
 		for id := range w.taken {
 			if v := w.s.volumes.Get(id); v != nil && v.Snapshot.Group != "" {
 				groups++
 			}
 		}
 	}
-	if complete < 60 || groups < 10 || returned < 10 {
-		t.Errorf("%d snapshots were complete, %d of groups at the end, %d volumes went back: too few to tell anything", complete, groups, returned)
+	if complete < 60 || groups < 10 || returned < 10 || copied < 10 {
+		t.Errorf("%d snapshots were complete, %d of groups at the end, %d volumes went back, %d copies: too few to tell anything", complete, groups, returned, copied)
 	}
-	t.Logf("%d snapshots were complete, %d of groups at the end, %d volumes went back", complete, groups, returned)
+	t.Logf("%d snapshots were complete, %d of groups at the end, %d volumes went back, %d copies were made", complete, groups, returned, copied)
 }
 
 // A snapshot of a volume in use is complete as soon as all have done their part, and hosts go on then.
@@ -908,6 +950,153 @@ func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
 	}
 	if snap = w.volume("db1@mon"); snap == nil || snap.State != VolumeReady || len(snap.Legs) != 1 || !snap.Legs[0].trusted() {
 		t.Errorf("the snapshot is %+v", snap)
+	}
+}
+
+// copyAll lets all targets and hosts go on for a while, in which snapshots are copied.
+func (w *snapWorld) copyAll() {
+	w.t.Helper()
+	for _, x := range w.targets {
+		x.down = false
+	}
+	for range 15 {
+		w.now = w.now.Add(copiesLook)
+		w.settle()
+		for _, v := range []string{"db1", "db2"} {
+			if w.volume(v).users() == "" {
+				w.refusable(w.step(Attach{Volume: v, Node: "c1"}))
+			}
+			w.recover(v)
+		}
+	}
+	w.check()
+}
+
+// A leg that was away while snapshots were taken gets copies of them, the oldest first, once it is in sync;
+// each begins as the one before it. What is lost meanwhile makes a copy begin anew.
+func TestSnapshotsAreCopiedToALegThatWasAway(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	take := func(name string) {
+		t.Helper()
+		if err := w.take(name, "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+	}
+	take("mon")
+	w.loseLeg("db1")
+	w.settle()
+	away := w.volume("db1").Legs[0]
+	if away.State == LegInSync {
+		away = w.volume("db1").Legs[1]
+	}
+	take("tue")
+	take("wed")
+	if n := len(w.volume("db1@wed").Legs); n != 1 {
+		t.Fatalf("the snapshot has %d legs, want 1", n)
+	}
+	look := func() { // at what lacks copies, without a word of the targets
+		w.now = w.now.Add(copiesLook)
+		w.must(Tick{})
+	}
+	if look(); len(w.volume("db1@tue").Legs) != 1 {
+		t.Fatal("a snapshot is copied beside a leg that is not in sync")
+	}
+	for range 5 {
+		w.recover("db1")
+		w.settle()
+	}
+	look()
+	if n, later := len(w.volume("db1@tue").Legs), len(w.volume("db1@wed").Legs); n != 2 || later != 1 {
+		t.Fatalf("%d and %d legs, want 2 and 1: the oldest comes first, alone", n, later)
+	}
+	var l *Leg
+	copying := func(name string) *Leg {
+		t.Helper()
+		v := w.volume(name)
+		for i := range v.Legs {
+			if v.Legs[i].Copying != nil {
+				return &v.Legs[i]
+			}
+		}
+		t.Fatalf("no leg of %s is being copied: %+v", name, v.Legs)
+		return nil
+	}
+	l = copying("db1@tue")
+	if mon := w.volume("db1@mon"); l.Drive != away.Drive || l.Tree != away.tree() || l.Copying.Of != mon.ID || mon.leg(l.Copying.Base).Drive != away.Drive || mon.leg(l.Copying.Since).Drive == away.Drive {
+		t.Errorf("the copy is %+v of %+v", l, l.Copying)
+	}
+	if e, err := w.s.Explain("db1@tue"); err != nil || !strings.Contains(strings.Join(e.Waits, "\n"), "to be copied: copied from "+string(w.volume("db1@tue").leg(l.Copying.From).Node)+" up to") {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	w.must(DeleteVolume{Volume: "db1@mon"}) // as which it begins
+	if was := l.ID; w.volume("db1@tue").leg(was) != nil && w.volume("db1@tue").leg(was).Copying != nil {
+		w.must(Tick{})
+		if again := w.volume("db1@tue").leg(was); again != nil && again.State != LegDeleting {
+			t.Errorf("the copy is %+v, want it freed", again)
+		}
+	}
+	for range 40 {
+		w.settle()
+		look()
+	}
+	for _, name := range []string{"db1@tue", "db1@wed"} {
+		v := w.volume(name)
+		if len(v.Legs) != 2 || !v.Legs[0].trusted() || !v.Legs[1].trusted() || v.Legs[0].Copying != nil || v.Legs[1].Copying != nil || v.Legs[0].Blank || v.Legs[1].Blank {
+			t.Errorf("%s is %+v", name, v)
+		}
+	}
+	w.check()
+}
+
+// Nothing is copied to trees over plain legs, nor before managers know of copies, and that is said.
+func TestSnapshotsThatAreNotCopied(t *testing.T) {
+	alone := func(w *snapWorld, of, name, why string) {
+		t.Helper()
+		w.loseLeg(of)
+		w.settle()
+		if err := w.take(name, of); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		for range 5 {
+			w.recover(of)
+			w.settle()
+			w.now = w.now.Add(copiesLook)
+			w.must(Tick{})
+		}
+		if v := w.volume(of); !v.Legs[0].trusted() || !v.Legs[1].trusted() {
+			t.Fatalf("the volume is %+v", v)
+		}
+		if v := w.volume(of + "@" + name); len(v.Legs) != 1 {
+			t.Errorf("%s has legs %+v, want one", v.Name, v.Legs)
+		}
+		if e, err := w.s.Explain(of + "@" + name); err != nil || !strings.Contains(strings.Join(e.Facts, "\n"), why) {
+			t.Errorf("it is explained as %+v, %v", e, err)
+		}
+	}
+	w := newSnapWorldOf(t, 1, false)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	w.must(CreateVolume{Name: "c", From: "db1@mon", Seed: w.seed()})
+	w.settle()
+	w.must(Attach{Volume: "c", Node: "c2"})
+	w.settle()
+	alone(w, "db1", "tue", "is not thin")
+	alone(w, "c", "wed", "is not thin")
+	w = newSnapWorld(t, 1)
+	w.s.level = copiesLevel - 1
+	alone(w, "db1", "mon", "weft upgrade finish")
+}
+
+// A target is never told to make a leg that is to be copied of nothing, and nothing is copied by targets or
+// from targets that cannot.
+func TestWhatIsCopiedNeverBeginsAsNothing(t *testing.T) {
+	v := &Volume{State: VolumeReady, Snapshot: &SnapshotOf{}, Legs: []Leg{{ID: block.LegID{UUID: block.UUID{1}}, State: LegStale, Blank: true, Copying: &LegCopy{From: block.LegID{UUID: block.UUID{2}}}}}}
+	if o := empty().originOf(v, &v.Legs[0]); !o.Wait || o.Copy == nil {
+		t.Errorf("without its source the origin is %+v, want one to wait for", o)
 	}
 }
 

@@ -152,6 +152,7 @@ type clock struct {
 	lookedAway     time.Time // when noteAway last looked at volumes
 	lookedAtScrubs time.Time // when settleSchedules last did
 	lookedAtSpace  time.Time // when noteFull last did
+	lookedAtCopies time.Time // when noteCopies last did
 
 	lookedRebalance time.Time // when settleRebalances last did
 	lookedHealing   time.Time // when beginHealings last did

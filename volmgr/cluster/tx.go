@@ -221,6 +221,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	ask := t.settleLeftOut(id)
 	t.settleCopies(id, ask)
 	t.settleAsked(id, ask)
+	t.settleCopying(id)
 	t.settleScrub(id)
 	t.settleHeals(id)
 	t.settleHealing(id)
