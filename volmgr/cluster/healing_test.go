@@ -121,7 +121,7 @@ func TestRandomHistoriesOfHealing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seeds := *histories / 2
+			seeds := *histories / 4
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
