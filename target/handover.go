@@ -27,6 +27,7 @@ import (
 //
 //	this process                                     the next one
 //	---------------------------------------------------------------------------------
+//	                       Draft  ───────────────▶  Prepare
 //	                                                 waits, ready for everything else
 //	listens to the manager no more, gives no order
 //	accepts no connections: the kernel queues them
@@ -138,6 +139,16 @@ func (a *Agent) takeDiscovery() userspace.Sockets {
 	return a.asked
 }
 
+// held are the paths of the drives that the previous process had open.
+func (e Estate) held() (paths []string) {
+	for _, d := range e.told.GetDevices() {
+		if d.GetDriveId() != "" && d.GetUnread() == "" {
+			paths = append(paths, d.GetPath())
+		}
+	}
+	return paths
+}
+
 // losses are the incarnations that the previous process could note nowhere.
 func (e Estate) losses() (map[block.DriveID]uint32, error) {
 	all := map[block.DriveID]uint32{}
@@ -196,6 +207,7 @@ func (a *Agent) awaitSettled(ctx context.Context) {
 	began := time.Now()
 	if a.awaitExports(ctx) {
 		a.settle()
+		poke(a.wake) // to report
 	}
 	if a.letIn != nil && ctx.Err() == nil {
 		a.log.Info("took over from the previous process", "after", time.Since(began).Round(time.Millisecond))
@@ -215,6 +227,15 @@ func (a *Agent) settle() {
 		a.letIn()
 	}
 	close(a.settled)
+}
+
+func (a *Agent) isSettled() bool {
+	select {
+	case <-a.settled:
+		return true
+	default:
+		return false
+	}
 }
 
 // settleIf settles if all that is wanted is exported.

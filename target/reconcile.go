@@ -247,6 +247,9 @@ func (r *reconciler) authenticates(spoken bool) pb.Ability {
 }
 
 func (r *reconciler) publish(s seen, p plan) {
+	if !r.agent.isSettled() {
+		return // it would lack exports, nobody would be sent it, and hosts would wait for it
+	}
 	problems := append(p.problems, r.jobs.problems()...)
 	for _, p := range r.discovery.Problems() {
 		problems = append(problems, problem{p.Where, "listen", p.Cause})

@@ -45,7 +45,7 @@ func userKernel(c Config, hungry func()) (kernel, error) {
 		losses: m.Drives.Unnoted,
 		adopt: func(e Estate) error {
 			losses, err := e.losses()
-			m.Drives.Adopt(losses)
+			m.Drives.Adopt(losses, e.held())
 			m.Exports.Adopt(e.listeners, e.controllers)
 			return err
 		},

@@ -404,6 +404,10 @@ func (h *targetHost) handOver(lives bool) {
 	at := old.at.beside()
 	old.at.thaw()
 	old.at.network.change(func() { old.at.heir = at })
+	draft, err := agent.Draft()
+	if err != nil {
+		h.cluster.t.Errorf("%v", err)
+	}
 	old.leave(target.ErrHandOver)
 	over := time.AfterFunc(longestGoodbye, h.platter.killed)
 	<-old.done
@@ -424,7 +428,8 @@ func (h *targetHost) handOver(lives bool) {
 	h.process = run(at, h.supervised(func() func(context.Context) error {
 		do := h.agent(at)
 		if first {
-			if err := h.running.Load().Inherit(estate); err != nil {
+			next := h.running.Load()
+			if err := errors.Join(next.Prepare(context.Background(), draft), next.Inherit(estate)); err != nil {
 				h.cluster.t.Errorf("%v", err)
 			}
 		}

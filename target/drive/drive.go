@@ -70,6 +70,18 @@ func Open(m Medium, cluster block.ClusterID) (*Drive, error) {
 	return d, nil
 }
 
+// Resume is Open, whatever the cluster, of a drive that the previous process of this agent has held until
+// now. It looks at the label alone and not for signatures of others, which takes longer than the rest,
+// while hosts wait: who has written to the drive just now is found by the next scan, or when the label is
+// written.
+func Resume(m Medium) (*Drive, error) {
+	d := &Drive{medium: m, mu: make(lock, 1), zeroing: map[block.LegID]bool{}}
+	if err := d.reload(); err != nil {
+		return nil, fmt.Errorf("resume drive: %w", err)
+	}
+	return d, nil
+}
+
 // OpenPath is Open on the device at path. It is not an exclusive open: the
 // device-mapper devices over the drive's legs hold it.
 func OpenPath(path string, cluster block.ClusterID) (*Drive, error) {
@@ -97,11 +109,32 @@ func (d *Drive) load() error {
 	if len(c.foreign) > 0 {
 		return fmt.Errorf("drive %v: %w: it carries %s", c.label.Drive, ErrOverwritten, strings.Join(c.foreign, ", "))
 	}
+	return d.begin(c.label, c.copies)
+}
+
+// reload is load without a look for signatures of others.
+func (d *Drive) reload() error {
+	if d.medium.Size() < MinSize {
+		return ErrNoLabel
+	}
+	c := readCopies(d.medium, d.medium.Size())
+	label, err := c.newest()
+	if err != nil {
+		return err
+	}
+	if err := label.usable(d.medium.Size()); err != nil {
+		return err
+	}
+	return d.begin(label, c)
+}
+
+// begin takes over what the copies of the label hold.
+func (d *Drive) begin(label *Label, c copies) error {
 	if err := d.medium.Flush(); err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
-	d.label.Store(c.label)
-	d.complete = c.copies.complete(c.label.Generation)
+	d.label.Store(label)
+	d.complete = c.complete(label.Generation)
 	return nil
 }
 

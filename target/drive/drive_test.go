@@ -445,6 +445,9 @@ func TestALabelThatCanNotBeUsedIsNamedAndNotWritten(t *testing.T) {
 			if _, err := Open(m, cluster1); !errors.Is(err, test.want) {
 				t.Errorf("Open = %v, want %v", err, test.want)
 			}
+			if _, err := Resume(m); !errors.Is(err, test.want) && (test.want != ErrOverwritten || err != nil) {
+				t.Errorf("Resume = %v, want %v", err, test.want)
+			}
 			if !errors.Is(test.want, errBad) {
 				sigs, err := Signatures(m, m.size)
 				if got := strings.Join(sigs, ", "); got != test.sigs || err != nil {

@@ -50,6 +50,7 @@ type Drives struct {
 	files   map[inode]uint32                   // minor numbers
 	held    map[block.DeviceNumber]*held
 	unnoted map[block.DriveID]uint32 // incarnations that this process or the previous one could not note
+	resumed map[string]bool          // paths of drives that the previous process has held until now
 }
 
 type inode struct{ device, number uint64 }
@@ -207,11 +208,23 @@ func (d *Drives) openLabel(path string, h *held) (*drive.Drive, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened, err := drive.Open(m, block.ClusterID{})
+	opened, err := d.open(path, m)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
 	}
 	return opened, nil
+}
+
+// open reads the label on m, the medium of the drive at path.
+func (d *Drives) open(path string, m drive.Medium) (*drive.Drive, error) {
+	d.mu.Lock()
+	resumed := d.resumed[path]
+	delete(d.resumed, path)
+	d.mu.Unlock()
+	if resumed {
+		return drive.Resume(m)
+	}
+	return drive.Open(m, block.ClusterID{})
 }
 
 // device returns the held device at path as the medium of its label.

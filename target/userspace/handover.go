@@ -244,11 +244,16 @@ func (l *inherited) Close() error {
 	return l.Listener.Close()
 }
 
-// Adopt takes the incarnations of drives that the previous process could note nowhere.
-func (d *Drives) Adopt(losses map[block.DriveID]uint32) {
+// Adopt takes the incarnations of drives that the previous process could note nowhere, and the paths of
+// the drives that it has held until now.
+func (d *Drives) Adopt(losses map[block.DriveID]uint32, held []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	maps.Copy(d.unnoted, losses)
+	d.resumed = map[string]bool{}
+	for _, path := range held {
+		d.resumed[path] = true
+	}
 }
 
 // Unnoted returns the incarnations of the drives that have lost acknowledged writes, if that could not

@@ -3,9 +3,13 @@
 package userspace
 
 import (
+	"errors"
 	"net"
+	"os"
 	"testing"
 	"time"
+
+	"weft.dev/weft/target/drive"
 )
 
 // A socket is detached again and again at the moment at which somebody begins to accept on it.
@@ -39,4 +43,28 @@ func TestASocketIsDetachedFromWhoAcceptsOnIt(t *testing.T) {
 		}
 	}
 	l.Close()
+}
+
+// The next process looks at the label alone of a drive that the previous one has held until now. Later it
+// looks for signatures of others, as it does on other drives.
+func TestAnAdoptedDriveIsResumedOnce(t *testing.T) {
+	mine, path := newFiles(t)
+	must(t, mine.Format(path, cluster, driveA, ""))
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = f.WriteAt([]byte("XFSB"), 0) // over the first copy of the label
+	must(t, err)
+	if _, err := mine.Open(path); !errors.Is(err, drive.ErrOverwritten) {
+		t.Fatalf("a drive with a file system is opened: %v", err)
+	}
+	mine.Adopt(nil, []string{path})
+	disk, err := mine.Open(path)
+	if err != nil {
+		t.Fatalf("the label is good, and was looked at until now: %v", err)
+	}
+	must(t, disk.Close())
+	if _, err := mine.Open(path); !errors.Is(err, drive.ErrOverwritten) {
+		t.Errorf("it was away since, and is opened with a file system: %v", err)
+	}
 }

@@ -51,6 +51,10 @@ const (
 // as "3:note".
 const predecessorVariable = "WEFT_PREDECESSOR"
 
+// draftVariable tells a process which descriptor has the draft of what it will be given. Earlier versions
+// set no such variable, and ignore it.
+const draftVariable = "WEFT_DRAFT"
+
 // Successor is the next process of this daemon. It is ready, and waits.
 type Successor struct {
 	// Connections says that it takes connections: it is of a version that does.
@@ -62,8 +66,9 @@ type Successor struct {
 }
 
 // StartSuccessor starts a program with the arguments and the environment of this process, and returns
-// when it is ready. note is for it.
-func StartSuccessor(ctx context.Context, program, note string) (*Successor, error) {
+// when it is ready. note is for it, and so is draft: what it would be given now, which may be secret. Once
+// it is ready, it and this process have all of their programs in memory.
+func StartSuccessor(ctx context.Context, program, note string, draft []byte) (*Successor, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("start the next process: %w", err)
@@ -73,9 +78,14 @@ func StartSuccessor(ctx context.Context, program, note string) (*Successor, erro
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), theirs.Close())
 	}
+	sketch, err := draftFile(draft)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start the next process: %w", err), theirs.Close(), conn.Close())
+	}
+	defer sketch.Close()
 	cmd := exec.Command(program, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), predecessorVariable+"=3:"+note)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{theirs}
+	cmd.Env = append(os.Environ(), predecessorVariable+"=3:"+note, draftVariable+"=4")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = os.Stdin, os.Stdout, os.Stderr, []*os.File{theirs, sketch}
 	err = cmd.Start()
 	theirs.Close() // so that the end of the process ends the connection
 	if err != nil {
@@ -87,6 +97,7 @@ func StartSuccessor(ctx context.Context, program, note string) (*Successor, erro
 		cmd.Wait() //nolint:errcheck // the end of the connection tells
 	}()
 	s := &Successor{process: cmd.Process, conn: conn, ended: ended}
+	resident()
 	if err := s.ready(ctx); err != nil {
 		s.Abandon()
 		return nil, fmt.Errorf("the next process, %s, is not ready: %w", program, err)
@@ -217,8 +228,9 @@ func (s *Successor) Abandon() {
 
 // Predecessor is the process that this one will take over from.
 type Predecessor struct {
-	Note string
-	conn *net.UnixConn
+	Note  string
+	Draft []byte // what the other one would give now; nil: it does not say
+	conn  *net.UnixConn
 }
 
 // FindPredecessor returns the process that has started this one; nil if this is an ordinary start.
@@ -240,7 +252,42 @@ func FindPredecessor() (*Predecessor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
 	}
-	return &Predecessor{note, conn}, nil
+	draft, err := findDraft()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read what the previous process has: %w", err), conn.Close())
+	}
+	return &Predecessor{note, draft, conn}, nil
+}
+
+// draftFile returns a file in memory that no path leads to.
+func draftFile(draft []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("draft", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make a file in memory: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "draft")
+	if _, err := f.WriteAt(draft, 0); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// findDraft returns the draft of what the previous process will give; nil: it told of none.
+func findDraft() ([]byte, error) {
+	text, ok := os.LookupEnv(draftVariable)
+	if !ok {
+		return nil, nil
+	}
+	if err := os.Unsetenv(draftVariable); err != nil {
+		return nil, err
+	}
+	fd, err := strconv.Atoi(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s=%s: %w", draftVariable, text, err)
+	}
+	f := os.NewFile(uintptr(fd), "draft")
+	defer f.Close()
+	return io.ReadAll(io.NewSectionReader(f, 0, maxHandover))
 }
 
 // maxHandover bounds what one process hands over to the next one.
@@ -270,6 +317,7 @@ func (p *Predecessor) Accept() error {
 }
 
 func (p *Predecessor) take(ctx context.Context) (message []byte, files []*os.File, err error) {
+	resident()
 	if _, err := p.conn.Write([]byte{takesConnections}); err != nil {
 		return nil, nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -34,6 +35,9 @@ func (p *Predecessor) play() int {
 	if p.Note == "dies at its start" {
 		return 1
 	}
+	if p.Note == "does not like the draft" && string(p.Draft) == "a draft" {
+		return 1
+	}
 	if p.Note == "dies when it is ready" {
 		p.conn.Write([]byte{1}) //nolint:errcheck // the test sees what comes
 		return 1
@@ -52,7 +56,7 @@ func (p *Predecessor) play() int {
 		return 1
 	}
 	for _, f := range files {
-		f.Write(message) //nolint:errcheck // the test sees what comes
+		f.Write(append(p.Draft, message...)) //nolint:errcheck // the test sees what comes
 	}
 	return 0
 }
@@ -82,7 +86,7 @@ func TestTheNextProcessIsGivenFilesAndAMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	s, err := StartSuccessor(t.Context(), os.Args[0], "writes")
+	s, err := StartSuccessor(t.Context(), os.Args[0], "writes", []byte("a draft of "))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +96,7 @@ func TestTheNextProcessIsGivenFilesAndAMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := io.ReadAll(r)
-	if err != nil || string(got) != "an estate" {
+	if err != nil || string(got) != "a draft of an estate" {
 		t.Errorf("the next process wrote %q, %v", got, err)
 	}
 	b := make([]byte, 100)
@@ -105,12 +109,12 @@ func TestTheNextProcessIsGivenFilesAndAMessage(t *testing.T) {
 // A next process that is not ready, or does not accept, has ended before the caller goes on, and
 // systemd is not told of it.
 func TestANextProcessThatFailsIsAbandoned(t *testing.T) {
-	for _, role := range []string{"dies at its start", "dies when it is ready", "does not accept", "hangs with what it has"} {
+	for _, role := range []string{"dies at its start", "does not like the draft", "dies when it is ready", "does not accept", "hangs with what it has"} {
 		t.Run(role, func(t *testing.T) {
 			systemd := notices(t)
 			began := time.Now()
-			s, err := StartSuccessor(t.Context(), os.Args[0], role)
-			if role == "dies at its start" {
+			s, err := StartSuccessor(t.Context(), os.Args[0], role, []byte("a draft"))
+			if role == "dies at its start" || role == "does not like the draft" {
 				if d := time.Since(began); err == nil || d > readyFor/2 {
 					t.Fatalf("after %v: %v", d, err)
 				}
@@ -169,7 +173,7 @@ func blocking(t *testing.T, l *net.TCPListener) bool {
 func TestAStoppedDaemonStartsNoHandover(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if s, err := StartSuccessor(ctx, os.Args[0], "writes"); err == nil {
+	if s, err := StartSuccessor(ctx, os.Args[0], "writes", nil); err == nil {
 		s.Abandon()
 		t.Error("a handover began after the daemon was stopped")
 	}
@@ -219,5 +223,32 @@ func TestManyFilesAreGiven(t *testing.T) {
 			f.Close()
 		}
 		near.Close()
+	}
+}
+
+// Once the program is resident, what has not run yet does not fault.
+func TestAResidentProgramDoesNotFault(t *testing.T) {
+	resident()
+	var total, there int
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine, program := false, os.Args[0]
+	for line := range strings.Lines(string(text)) {
+		var kib int
+		switch fields := strings.Fields(line); {
+		case strings.Contains(fields[0], "-"):
+			mine = strings.HasSuffix(line, filepath.Base(program)+"\n") && strings.HasPrefix(fields[1], "r-x")
+		case mine && fields[0] == "Size:":
+			fmt.Sscan(fields[1], &kib) //nolint:errcheck // 0 fails below
+			total += kib
+		case mine && fields[0] == "Rss:":
+			fmt.Sscan(fields[1], &kib) //nolint:errcheck // 0 fails below
+			there += kib
+		}
+	}
+	if total == 0 || there < total {
+		t.Errorf("of %d KiB of the program, %d are mapped", total, there)
 	}
 }

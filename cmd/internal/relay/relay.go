@@ -78,6 +78,9 @@ func (r *Target) With(ctx context.Context, a *target.Agent, datapath string, log
 	case r.previous == nil:
 		return r, nil
 	}
+	if err := a.Prepare(ctx, r.previous.Draft); err != nil {
+		return nil, err
+	}
 	message, sockets, err := r.previous.Take(ctx)
 	if err != nil {
 		return nil, err
@@ -128,7 +131,12 @@ func (r *Target) await(ctx context.Context) bool {
 			continue
 		}
 		r.log.Info("asked to hand over: starting the next process")
-		next, err := daemon.StartSuccessor(ctx, r.program, r.serves)
+		draft, err := r.Draft()
+		if err != nil {
+			r.log.Error("not handed over; this process goes on", "err", err)
+			continue
+		}
+		next, err := daemon.StartSuccessor(ctx, r.program, r.serves, draft)
 		if err != nil {
 			r.log.Error("not handed over; this process goes on", "err", err)
 			continue
