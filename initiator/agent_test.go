@@ -437,26 +437,22 @@ func TestOverEpochIsTornDownAndTheNextOneBuilt(t *testing.T) {
 	})
 }
 
-func TestGrantToAnotherBootIsNotActedOn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1, 2)
-		w.attach()
-		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].BootId = "boot-0" })
-		w.start()
-		time.Sleep(10 * time.Second)
-		w.expect("not ours")
-	})
-}
-
-func TestOnlyItsOwnProcessHeals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1, 2)
-		w.attach()
-		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].HealerId = "an earlier process" })
-		w.start()
-		time.Sleep(10 * time.Second)
-		w.expect("not ours")
-	})
+func TestAGrantToAnotherBootOrProcessIsNotActedOn(t *testing.T) {
+	for name, grant := range map[string]func(*pb.WantedAttachment){
+		"another boot":    func(a *pb.WantedAttachment) { a.BootId = "boot-0" },
+		"another process": func(a *pb.WantedAttachment) { a.HealerId = "an earlier process" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 1, 2)
+				w.attach()
+				w.change(func(all *pb.InitiatorWanted) { grant(all.Attachments[0]) })
+				w.start()
+				time.Sleep(10 * time.Second)
+				w.expect("not ours")
+			})
+		})
+	}
 }
 
 // toldKeeper is a keeper that notes what it was told last, and says what it is told to.

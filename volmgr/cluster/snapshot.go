@@ -696,13 +696,17 @@ func (s *State) holdReport(o *Volume, h TakingHost, hold string) (state HoldStat
 
 // wantedHolds are the holds that the host of an attachment shall have.
 func (s *State) wantedHolds(v *Volume, a *Attachment) (all []WantedHold) {
+	on := s.initiators[a.Node]
+	freezes := on != nil && on.status.Freezes
+	here := func(h TakingHost) bool { return h.Node == a.Node }
 	for _, id := range s.takings.Get(v.ID) {
-		x := s.volumes.Get(id).taking()
-		on := s.initiators[a.Node]
-		if x == nil || x.Phase == Preparing && !x.Freeze || x.Freeze && (on == nil || !on.status.Freezes) || !slices.ContainsFunc(x.Hosts, func(h TakingHost) bool { return h.Node == a.Node }) {
-			continue
+		switch x := s.volumes.Get(id).taking(); {
+		case x == nil || !slices.ContainsFunc(x.Hosts, here):
+		case x.Freeze && !freezes: // refused when it was asked for, unless the agent was not known yet
+		case x.Phase == Preparing && !x.Freeze: // there is nothing to write out before the hold
+		default:
+			all = append(all, WantedHold{x.Hold, s.holdFor(), x.Freeze, x.Phase == Preparing})
 		}
-		all = append(all, WantedHold{x.Hold, s.holdFor(), x.Freeze, x.Phase == Preparing})
 	}
 	return all
 }

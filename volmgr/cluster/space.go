@@ -434,6 +434,8 @@ func (t *tx) mayBase(v *Volume) error {
 	return nil
 }
 
+// cannotSnapshotColumn says why no snapshot of any leg of a column can be taken now, as of the last leg
+// in sync; empty if one can.
 func (s *State) cannotSnapshotColumn(v *Volume, column int) (why string) {
 	why = "it has no copy in sync"
 	for _, l := range v.column(column) {

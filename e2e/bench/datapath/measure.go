@@ -73,6 +73,15 @@ type bench struct {
 	results   *Results
 }
 
+// processors returns the processor for servers and the one for the client; -1: any, and out says so.
+func processors(out io.Writer) (server, client int) {
+	if runtime.NumCPU() < 2 {
+		fmt.Fprintln(out, "only one processor: servers and client share it")
+		return -1, -1
+	}
+	return 0, 1
+}
+
 // Measure runs all sections (in memory, block devices, on files) and prints their tables.
 func Measure(ctx context.Context, o Options) error {
 	if o.Profiles != "" {
@@ -83,11 +92,7 @@ func Measure(ctx context.Context, o Options) error {
 		return err
 	}
 	defer alone.Close()
-	serverCPU, clientCPU := 0, 1
-	if runtime.NumCPU() < 2 {
-		serverCPU, clientCPU = -1, -1
-		fmt.Fprintln(o.Out, "only one processor: servers and client share it")
-	}
+	serverCPU, clientCPU := processors(o.Out)
 	client, err := start(clientCPU, "client")
 	if err != nil {
 		return err

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 )
@@ -133,10 +132,7 @@ func Snapshots(ctx context.Context, o Options) error {
 		return err
 	}
 	defer alone.Close()
-	serverCPU, clientCPU := 0, 1
-	if runtime.NumCPU() < 2 {
-		serverCPU, clientCPU = -1, -1
-	}
+	serverCPU, clientCPU := processors(o.Out)
 	client, err := start(clientCPU, "client")
 	if err != nil {
 		return err
