@@ -16,6 +16,13 @@ import (
 // meanwhile.
 func (m *mirror) detachedAndHealthy() {
 	m.t.Helper()
+	defer func() {
+		if m.t.Failed() {
+			for _, e := range m.events() {
+				m.t.Logf("%v %s: %s", e.GetTime().AsTime().Format(time.TimeOnly), e.GetKind(), e.GetText())
+			}
+		}
+	}()
 	m.eventually("the detached volume is healed", func(ctx context.Context) error {
 		v, err := m.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName})
 		switch {

@@ -195,12 +195,17 @@ func (t *tx) setRebuildRate(v *Volume, rate *block.Size) error {
 //
 //	                wants a copy, HealAfter          every leg in sync is fenced to E
 //	(detached, E-1) ────────────────────► GRANTING ─────────────────────────────────► GRANTED
-//	        ▲                                                                            │ legs connected,
-//	        │ released              nothing left to copy, or the host is drained         ▼ and made equal
+//	        ▲                       copies were made equal                               │ legs connected,
+//	        │ released         ┌─────────────────────────────────────────────────────────┤ and made equal
+//	        │                  ▼    nothing left to copy, or the host shall not heal     ▼
 //	(detached, E) ◄──── DETACHING ◄─────────────────────────────────────────────────  ATTACHED
 //
 //	from anywhere: a grant to somebody, a change of the volume, the host is gone or
 //	makes no progress: (detached, E+1), and the legs that were copied to are stale
+//
+// The first host to heal a volume that was not detached cleanly only makes its copies equal, which takes
+// seconds where copying takes hours. From then on the volume is detached cleanly, so that it can be shared
+// and snapshots can be taken of it. The next host copies.
 //
 // It is no attachment. Nobody can write, so
 //
@@ -226,11 +231,22 @@ const (
 // healing is what the manager remembers of a detached volume that lacks a copy.
 type healing struct {
 	since time.Time // it is detached, and lacks a copy that could be made
-	again time.Time // no host begins before
-	ended int       // how often it ended without success
-	moved time.Time // when it last made progress
+
+	failures int       // attempts in a row that failed; one that a user, or a change of the volume, ended did not
+	failed   time.Time // when the last of them did
+	why      string    // why, for people
+
+	moved time.Time // when the present one last made progress
 	reach string    // how far it was then
 	done  block.Size
+}
+
+// again is when the next host may begin.
+func (x *healing) again() time.Time {
+	if x.failures == 0 {
+		return time.Time{}
+	}
+	return x.failed.Add(min(10*time.Minute, 10*time.Second<<min(x.failures, 10)))
 }
 
 // copier is the host that copies to the volume's legs: the one that heals it, or that has it alone; nil:
@@ -256,7 +272,7 @@ func (v *Volume) checkHeal() error {
 // wantsCopy reports whether a host could copy to a leg of the volume now.
 func (s *State) wantsCopy(v *Volume) bool {
 	return slices.ContainsFunc(v.Legs, func(l Leg) bool {
-		return l.member() && (l.State == LegRebuilding || l.State == LegStale && s.uncopyable(v, &l) == "")
+		return l.member() && (l.State == LegRebuilding || l.State == LegStale && cmp.Or(s.uncopyable(v, &l), s.unhealed(&l)) == "")
 	})
 }
 
@@ -277,11 +293,24 @@ func (s *State) unhealable(v *Volume) string {
 		return fmt.Sprintf("column %d has no copy in sync", v.unreadable(v.inSync()))
 	}
 	for i := range v.Legs {
-		if l := &v.Legs[i]; l.State == LegInSync && (l.Suspect || !s.servable(l)) {
+		switch l := &v.Legs[i]; {
+		case l.State != LegInSync:
+		case l.Suspect || !s.servable(l):
 			return fmt.Sprintf("%v is %s", l, s.legFact(l))
+		case s.unhealed(l) != "":
+			return s.unhealed(l)
 		}
 	}
 	return ""
+}
+
+// unhealed says why no host that heals can reach a leg, as it uses TCP alone; empty if one may.
+func (s *State) unhealed(l *Leg) string {
+	n := s.nodes[l.Node]
+	if n == nil || len(n.Portals) == 0 || slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP }) {
+		return ""
+	}
+	return fmt.Sprintf("target %s, with %v, has no TCP portal", l.Node, l)
 }
 
 // noHealer says what copying to a detached volume's stale legs waits for.
@@ -296,6 +325,9 @@ func (s *State) noHealer(v *Volume) string {
 		return fmt.Sprintf("%s; no host heals it meanwhile, since %s", attach, why)
 	case !s.anyHealer(v):
 		return attach + "; no host can heal it meanwhile: none that is online and in service has an agent that can copy without a device"
+	}
+	if x := s.healings.Get(v.ID); x.again().After(s.now) {
+		return fmt.Sprintf("a host to heal it: the next one begins after %s, since %s failed, the last one because %s", x.again().UTC().Format(time.RFC3339), plural(x.failures, "attempt"), x.why)
 	}
 	return fmt.Sprintf("a host to heal it: one begins %v after it is detached, when its turn comes", s.policy.HealAfter)
 }
@@ -326,8 +358,9 @@ func (s *State) cannotHeal(v *Volume, host block.NodeName) string {
 	return ""
 }
 
-// beginHealings has hosts heal the detached volumes that have lacked a copy for long enough, those with
-// the fewest copies first.
+// beginHealings has hosts heal the detached volumes that have lacked a copy for long enough: those of which
+// no attempt has failed first, then those whose last one failed longest ago; of these, those with the fewest
+// copies. So volumes whose attempts fail take no turns from others.
 func (t *tx) beginHealings() {
 	s := t.s
 	if s.policy.HealAfter <= 0 || t.level < healLevel || t.now.Sub(s.lookedHealing) < healLook {
@@ -339,7 +372,7 @@ func (t *tx) beginHealings() {
 		if len(busy) >= mostHealed {
 			return
 		}
-		if host := s.healer(v, busy, s.healings[v.ID].ended); host != "" {
+		if host := s.healer(v, busy, s.healings.Get(v.ID).failures); host != "" {
 			busy[host] = true
 			t.beginHealing(v.ID, host)
 		}
@@ -349,46 +382,59 @@ func (t *tx) beginHealings() {
 // dueHealings returns the volumes that a host should heal now, and the hosts that heal one. It notes since
 // when volumes want a copy.
 func (t *tx) dueHealings() (due []*Volume, busy map[block.NodeName]bool) {
-	s, all := t.s, map[block.VolumeID]healing{}
+	s := t.s
 	busy = map[block.NodeName]bool{}
 	for id := range s.unsettled {
-		v, was := t.peek(id), s.healings[id]
+		v, x := t.peek(id), s.healings.Get(id)
 		switch {
 		case v == nil:
 		case v.Heal != nil:
-			busy[v.Heal.Node], all[id] = true, was
+			busy[v.Heal.Node] = true
 		case s.unhealable(v) != "" || !s.wantsCopy(v):
-			if was.again.After(t.now) && v.users() == "" {
-				all[id] = was
+			if !x.again().After(t.now) || v.users() != "" {
+				s.healings.Delete(s.by, id)
 			}
 		default:
-			if was.since.IsZero() {
-				was.since = t.now
+			if x.since.IsZero() {
+				x.since = t.now
+				s.healings.Set(s.by, id, x)
 			}
-			all[id] = was
-			if t.now.Sub(was.since) >= s.policy.HealAfter && !t.now.Before(was.again) {
+			if t.now.Sub(x.since) >= s.policy.HealAfter && !t.now.Before(x.again()) {
 				due = append(due, v)
 			}
 		}
 	}
-	s.healings = all
+	for _, id := range slices.Collect(s.healings.Keys()) {
+		if !s.unsettled[id] {
+			s.healings.Delete(s.by, id)
+		}
+	}
+	s.inTurn(due)
+	return due, busy
+}
+
+// inTurn sorts volumes that hosts should heal as beginHealings says.
+func (s *State) inTurn(due []*Volume) {
 	left := map[block.VolumeID]int{}
 	for _, v := range due {
 		left[v.ID] = s.copiesLeft(v)
 	}
 	slices.SortFunc(due, func(a, b *Volume) int {
-		return cmp.Or(cmp.Compare(left[a.ID], left[b.ID]), all[a.ID].since.Compare(all[b.ID].since), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
+		x, y := s.healings.Get(a.ID), s.healings.Get(b.ID)
+		return cmp.Or(x.failed.Compare(y.failed), cmp.Compare(left[a.ID], left[b.ID]), x.since.Compare(y.since), bytes.Compare(a.ID.UUID[:], b.ID.UUID[:]))
 	})
-	return due, busy
 }
 
 // healer chooses a host that is to heal a volume; empty if there is none. One with a leg in sync comes
-// first, since it reads from itself, and after each attempt that failed another one.
+// first, since it reads from itself, and after each attempt that failed another one. Last comes the one that
+// lost the volume by force and has not released it: it may hang, or still have the old device in use.
 func (s *State) healer(v *Volume, busy map[block.NodeName]bool, attempt int) block.NodeName {
-	var near, others []block.NodeName
+	var near, others, last []block.NodeName
 	for name := range s.initiators {
 		switch {
 		case busy[name] || s.cannotHeal(v, name) != "":
+		case name == v.Holder:
+			last = append(last, name)
 		case slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == name && l.trusted() }):
 			near = append(near, name)
 		default:
@@ -401,7 +447,7 @@ func (s *State) healer(v *Volume, busy map[block.NodeName]bool, attempt int) blo
 		first := int(v.ID.UUID[len(v.ID.UUID)-1]) % n
 		others = slices.Concat(others[first:], others[:first])
 	}
-	all := append(near, others...)
+	all := slices.Concat(near, others, last)
 	if len(all) == 0 {
 		return ""
 	}
@@ -416,10 +462,14 @@ func (t *tx) beginHealing(id block.VolumeID, host block.NodeName) {
 		Node: host, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch, State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(),
 		Run: t.s.initiators[host].report.Heals,
 	}
-	x := t.s.healings[id]
+	x := t.s.healings.Get(id)
 	x.moved, x.reach = t.now, ""
-	t.s.healings[id] = x
-	t.volumeEvent(v, event.Info, event.VolumeHealing, fmt.Sprintf("host %s copies to its stale legs while it is detached, at epoch %d", host, v.Epoch),
+	t.s.healings.Set(t.s.by, id, x)
+	does := "copies to its stale legs"
+	if !v.Clean {
+		does = "makes its copies equal, so that its stale legs can be copied to"
+	}
+	t.volumeEvent(v, event.Info, event.VolumeHealing, fmt.Sprintf("host %s %s while it is detached, at epoch %d", host, does, v.Epoch),
 		"node", string(host), "epoch", fmt.Sprint(v.Epoch))
 }
 
@@ -440,22 +490,30 @@ func (t *tx) settleHealing(id block.VolumeID) {
 	if !ok {
 		r = AttachmentReport{} // it is about another epoch
 	}
-	over := !t.s.wantsCopy(v) || t.s.cannotHeal(v, h.Node) != ""
+	serves := r.Phase == PhaseServing || r.Phase == PhaseStalled
+	over := t.s.healedEnough(v, serves)
 	switch {
 	case r.Phase == PhaseDetachedClean || r.Phase == PhaseDetachedUnclean:
 		t.released(id, r)
 	case h.State == Granting && over:
-		t.stopHealing(id, "there is nothing to do for it")
+		t.endHealing(t.volume(id), "there is nothing to do for it")
 	case h.State == Granting:
 		t.settleHealGrant(id)
-	case h.State == Granted && (r.Phase == PhaseServing || r.Phase == PhaseStalled):
-		fresh := t.volume(id).Heal
-		fresh.State, fresh.Since = Attached, t.now.UTC()
 	case h.State != Detaching && over:
 		fresh := t.volume(id).Heal
 		fresh.State, fresh.Since = Detaching, t.now.UTC()
+	case h.State == Granted && serves:
+		fresh := t.volume(id).Heal
+		fresh.State, fresh.Since = Attached, t.now.UTC()
 	}
 	t.noteHealing(id)
+}
+
+// healedEnough reports whether the host that heals a volume is to release it. serves: it has connected the legs,
+// and made them equal if it was to.
+func (s *State) healedEnough(v *Volume, serves bool) bool {
+	h := v.Heal
+	return !s.wantsCopy(v) || s.cannotHeal(v, h.Node) != "" || s.policy.HealAfter <= 0 || h.Equalize && serves
 }
 
 // settleHealGrant hands a volume to the host that is to heal it once every leg in sync is fenced. None
@@ -491,7 +549,7 @@ func (t *tx) healingBroken(v *Volume) string {
 		}
 		return fmt.Sprintf("host %s is offline", h.Node)
 	}
-	x, n := t.s.healings[v.ID], t.nodes.peek(h.Node)
+	x, n := t.s.healings.Get(v.ID), t.nodes.peek(h.Node)
 	switch {
 	case !on.status.Online || t.confirmedDead(h.Node):
 		return fmt.Sprintf("host %s is offline", h.Node)
@@ -520,12 +578,12 @@ func (t *tx) noteHealing(id block.VolumeID) {
 	}
 	// A host that begins anew again and again, or stalls and goes on, makes no progress.
 	reach := fmt.Sprint(v.Heal.State, v.Generation)
-	if x := t.s.healings[id]; x.reach != reach || done > x.done || x.moved.IsZero() {
+	if x := t.s.healings.Get(id); x.reach != reach || done > x.done || x.moved.IsZero() {
 		if x.reach != reach {
 			x.done = 0
 		}
 		x.reach, x.done, x.moved = reach, max(x.done, done), t.now
-		t.s.healings[id] = x
+		t.s.healings.Set(t.s.by, id, x)
 	}
 }
 
@@ -539,17 +597,22 @@ func (t *tx) released(id block.VolumeID, r AttachmentReport) {
 	}
 	v.Heal = nil
 	t.abandonRebuilds(v, fmt.Sprintf("host %s has released the volume", h.Node))
-	text := "some legs are still stale"
-	if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.member() && l.State != LegInSync }) {
+	text, equal := "some legs are still stale", h.Equalize && v.Clean
+	switch {
+	case !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.member() && l.State != LegInSync }):
 		text = "every leg is in sync"
+	case equal:
+		text = "its copies are equal, and it counts as detached cleanly; its stale legs are copied to next"
 	}
 	t.healed(v, &h, text)
-	x := t.s.healings[id]
-	x.since, x.moved = time.Time{}, time.Time{}
-	if r.GaveUp.Why != "" {
-		x.fail(t.now)
+	x := t.s.healings.Get(id)
+	if x.moved = (time.Time{}); !equal { // else the next host need not wait once more
+		x.since = time.Time{}
 	}
-	t.s.healings[id] = x
+	if r.GaveUp.Why != "" {
+		x.fail(t.now, r.GaveUp.Why)
+	}
+	t.s.healings.Set(t.s.by, id, x)
 }
 
 func (t *tx) healed(v *Volume, h *Attachment, text string) {
@@ -558,19 +621,24 @@ func (t *tx) healed(v *Volume, h *Attachment, text string) {
 }
 
 // fail has the next host begin only after a pause.
-func (x *healing) fail(now time.Time) {
-	x.ended++
-	x.again = now.Add(min(10*time.Minute, 10*time.Second<<min(x.ended, 10)))
+func (x *healing) fail(now time.Time, why string) {
+	x.failures++
+	x.failed, x.why = now, why
 }
 
-// stopHealing ends the healing of a volume, if there is one, without its host: the targets fence it.
+// stopHealing ends the healing of a volume, if there is one, because it fails. The targets fence its host.
 func (t *tx) stopHealing(id block.VolumeID, why string) {
 	if v := t.peek(id); v != nil && v.Heal != nil {
+		x := t.s.healings.Get(id)
 		t.endHealing(t.volume(id), why)
+		x.moved = time.Time{}
+		x.fail(t.now, why)
+		t.s.healings.Set(t.s.by, id, x)
 	}
 }
 
-// endHealing is stopHealing for a volume that is being changed.
+// endHealing ends the healing of a volume, if there is one, because something else is wanted of the volume:
+// that is no failure. The targets fence its host.
 func (t *tx) endHealing(v *Volume, why string) {
 	if v.Heal == nil {
 		return
@@ -586,10 +654,9 @@ func (t *tx) healingEnds(v *Volume, why string) {
 	}
 	t.healed(v, v.Heal, why)
 	v.Heal = nil
-	x := t.s.healings[v.ID]
-	x.moved = time.Time{}
-	x.fail(t.now)
-	t.s.healings[v.ID] = x
+	x := t.s.healings.Get(v.ID)
+	x.since, x.moved = time.Time{}, time.Time{}
+	t.s.healings.Set(t.s.by, v.ID, x)
 }
 
 // explainHealing covers a detached volume that a host heals.

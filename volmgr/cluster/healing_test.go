@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,9 +184,24 @@ func (s *script) begins() string {
 	return string(s.db1().Heal.Node)
 }
 
-// copies has the host copy to leg 0.1, and returns its name.
+// equalizes has the host that heals the volume first make its copies equal, and release it.
+func (s *script) equalizes() {
+	s.t.Helper()
+	host := s.begins()
+	s.run("comply")
+	s.run("serve " + host + " db1")
+	s.run("release " + host + " db1")
+	if v := s.db1(); v.Heal != nil || !v.Clean {
+		s.t.Fatalf("clean %v, healed by %+v", v.Clean, v.Heal)
+	}
+}
+
+// copies has the host copy to leg 0.1, and returns its name. The volume is clean by then.
 func (s *script) copies() string {
 	s.t.Helper()
+	if !s.db1().Clean {
+		s.equalizes()
+	}
 	host := s.begins()
 	s.run("comply")
 	s.run("serve " + host + " db1")
@@ -239,17 +255,25 @@ func TestHealingWaitsForEveryFence(t *testing.T) {
 // A user gets the volume as if it was not healed: no target is waited for but those that have legs in
 // sync, also if the host that heals it and the target of the leg that is copied to do not answer.
 func TestAUserEndsHealingAtOnce(t *testing.T) {
-	for name, force := range map[string]string{"detached cleanly": "", "taken by force": "force"} {
+	for name, x := range map[string]struct {
+		force  string
+		begins func(*script) string
+	}{
+		"while it copies":                 {"", (*script).copies},
+		"while it makes the copies equal": {"force", (*script).begins},
+		"after it did":                    {"force", (*script).copies},
+	} {
 		t.Run(name, func(t *testing.T) {
-			s := healedScript(t, force)
-			host := s.copies()
+			s := healedScript(t, x.force)
+			host := x.begins(s)
+			s.run("comply")
 			was := s.db1()
 			s.run("attach db1 c1")
 			if v := s.db1(); v.Heal != nil || v.Epoch != was.Epoch+1 || v.legAt(0, 1).State != LegStale || v.Clean != was.Clean {
 				t.Errorf("healed by %+v at epoch %d, before %d; %v is %s; clean %v, before %v", v.Heal, v.Epoch, was.Epoch, v.legAt(0, 1), v.legAt(0, 1).State, v.Clean, was.Clean)
 			}
 			s.run("comply " + s.at(0))
-			if a := s.db1().Attachment; a.State != Granted || a.Equalize != (force != "") {
+			if a := s.db1().Attachment; a.State != Granted || a.Equalize == was.Clean {
 				t.Errorf("it is %s, to be made equal: %v", a.State, a.Equalize)
 			}
 			if out := s.run("in-sync " + host + " db1 0.1 epoch=" + fmt.Sprint(was.Epoch)); s.db1().legAt(0, 1).State != LegStale {
@@ -281,13 +305,193 @@ func TestALegThatIsHealedLosesPower(t *testing.T) {
 	}
 }
 
-// What was copied from a leg that loses its cache may be newer than what that has now.
+// What was made equal to a leg that loses its cache may be newer than what that has now.
 func TestHealingEndsWhenItsSourceLosesItsCache(t *testing.T) {
 	s := healedScript(t, "force")
-	s.copies()
+	s.begins()
+	s.run("comply")
 	s.run("reboot " + s.at(0))
-	if v := s.db1(); v.Heal != nil || v.legAt(0, 1).State == LegRebuilding {
-		t.Errorf("healed by %+v, and %v is %s", v.Heal, v.legAt(0, 1), v.legAt(0, 1).State)
+	if v := s.db1(); v.Heal != nil || v.Clean {
+		t.Errorf("clean %v, healed by %+v", v.Clean, v.Heal)
+	}
+}
+
+// The loss of one leg ends the healing, which changes another leg of the same target: that one is not lost
+// twice.
+func TestALegIsRecordedStaleOnceWhenItsTargetLosesPower(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{
+		"target t1 rack=r1 drives=4GiB volatile", "target t2 rack=r2 drives=4GiB volatile", "host c1", "heals c1",
+		"create db1 size=1GiB copies=2 stripes=2 spread=rack", "comply", "attach db1 c1", "comply", "serve c1 db1",
+	} {
+		s.run(line)
+	}
+	for _, line := range []string{"stale c1 db1 1.1", "comply", "detach db1", "heal-after 10s", "release c1 db1", "comply", "wait 14s t1 t2 c1", "comply", "serve c1 db1", "comply", "serve c1 db1"} {
+		s.run(line)
+	}
+	v := s.db1().clone()
+	lost := v.legAt(1, 1)
+	if lost.State != LegRebuilding {
+		t.Fatalf("%v is %s: %s", lost, lost.State, s.run("explain db1"))
+	}
+	v.Clean = false // as a volume that a manager of an earlier version began to heal
+	s.state.volumes.Set(s.state.by, v.ID, v)
+	was := lost.Revision
+	s.run("reboot " + string(lost.Node))
+	if v := s.db1(); v.Heal != nil || v.legAt(1, 1).State != LegStale || v.legAt(1, 1).Revision != was+1 {
+		t.Errorf("healed by %+v; %v is %s at revision %d, before %d", v.Heal, v.legAt(1, 1), v.legAt(1, 1).State, v.legAt(1, 1).Revision, was)
+	}
+}
+
+// A volume that was not detached cleanly is clean as soon as its copies are equal, and not only when all is
+// copied: that can take hours, in which it could not be shared and no snapshot of it could be taken.
+func TestAnUncleanVolumeIsCleanBeforeItIsCopied(t *testing.T) {
+	s := healedScript(t, "force")
+	host := s.begins()
+	s.run("comply")
+	s.run("equalize " + host + " db1")
+	if h := s.db1().Heal; h == nil || h.State != Granted || !h.Equalize {
+		t.Fatalf("it is healed by %+v", h)
+	}
+	s.run("serve " + host + " db1")
+	s.run("comply")
+	if v := s.db1(); v.Heal == nil || v.Heal.State != Detaching || v.legAt(0, 1).State != LegStale {
+		t.Fatalf("healed by %+v, and %v is %s", v.Heal, v.legAt(0, 1), v.legAt(0, 1).State)
+	}
+	s.run("release " + host + " db1")
+	if v := s.db1(); v.Heal != nil || !v.Clean || v.Holder != "" {
+		t.Fatalf("healed by %+v, clean %v, held by %q", v.Heal, v.Clean, v.Holder)
+	}
+	s.run("wait 3s t1 t2 t3 c1 c2 c3") // it has waited once
+	s.run("comply")
+	if h := s.db1().Heal; h == nil || h.State != Granted || h.Equalize {
+		t.Errorf("next it is healed by %+v", h)
+	}
+}
+
+// One that is released, but not cleanly, is made equal once more.
+func TestAHealerThatDoesNotReleaseCleanlyLeavesTheVolumeUnclean(t *testing.T) {
+	s := healedScript(t, "force")
+	host := s.begins()
+	s.run("comply")
+	s.run("serve " + host + " db1")
+	s.run("release " + host + " db1 unclean")
+	if v := s.db1(); v.Heal != nil || v.Clean {
+		t.Fatalf("healed by %+v, clean %v", v.Heal, v.Clean)
+	}
+	s.begins()
+	s.run("comply")
+	if h := s.db1().Heal; h == nil || !h.Equalize {
+		t.Errorf("next it is healed by %+v", h)
+	}
+}
+
+// Only what fails is an attempt in vain: after that the volume waits, and it says for what.
+func TestAUserWhoEndsHealingCostsNoAttempt(t *testing.T) {
+	for name, x := range map[string]struct {
+		end   []string
+		fails bool
+	}{
+		"a user":           {end: []string{"attach db1 c1", "comply", "serve c1 db1", "wait 3s t1 t2 t3 c1 c2 c3", "detach db1", "release c1 db1", "comply"}},
+		"an expansion":     {end: []string{"expand db1 size=2GiB", "comply"}},
+		"another process":  {end: []string{"heals c2", "heals c3", "wait 1s t1 t2 t3 c1 c2 c3"}, fails: true},
+		"a silent healer":  {end: []string{"wait 30s t1 t2 t3 c1"}, fails: true},
+		"a lost good copy": {end: []string{"lost t1", "lost t2", "lost t3", "wait 20s c1 c2 c3"}, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := healedScript(t, "")
+			s.copies()
+			for _, line := range x.end {
+				s.run(line)
+			}
+			if s.db1().Heal != nil {
+				t.Fatalf("it is still healed by %+v", s.db1().Heal)
+			}
+			if n := s.state.healings.Get(s.db1().ID).failures; n != 0 != x.fails {
+				t.Errorf("%d attempts failed", n)
+			}
+		})
+	}
+}
+
+func TestAVolumeWhoseHealingFailedSaysWhenItGoesOn(t *testing.T) {
+	s := healedScript(t, "")
+	host := s.copies()
+	s.run("heals " + host)
+	s.run("wait 1s t1 t2 t3 c1 c2 c3")
+	if text := s.run("explain db1"); !strings.Contains(text, "the next one begins after 20") || !strings.Contains(text, "1 attempt failed, the last one because the agent of host "+host+" has started again") {
+		t.Errorf("it does not say so: %s", text)
+	}
+}
+
+// Those whose attempts fail come after all others, however few copies they have.
+func TestVolumesWhoseHealingFailsTakeNoTurns(t *testing.T) {
+	s := healedScript(t, "")
+	at := s.now
+	var all []*Volume
+	for i, failed := range []time.Time{at.Add(2 * time.Minute), {}, at.Add(time.Minute), {}} {
+		v := &Volume{ID: block.VolumeID{UUID: block.UUID{byte(i)}}, Layout: block.Layout{Stripes: 1, Copies: 2}}
+		s.state.healings.Set(s.state.by, v.ID, healing{since: at.Add(-time.Duration(i) * time.Second), failed: failed})
+		all = append(all, v)
+	}
+	s.state.inTurn(all)
+	var turns []byte
+	for _, v := range all {
+		turns = append(turns, v.ID.UUID[0])
+	}
+	if !slices.Equal(turns, []byte{3, 1, 2, 0}) {
+		t.Errorf("in turn come %v", turns)
+	}
+}
+
+// The host from which it was taken by force may hang, or have the old device in use: it heals only if no other
+// host can.
+func TestTheHostThatLostAVolumeHealsItLast(t *testing.T) {
+	s := healedScript(t, "force")
+	s.run("heals c1")
+	if host := s.state.healer(s.db1(), nil, 2); host != "c1" {
+		t.Errorf("third is %s", host)
+	}
+	busy := map[block.NodeName]bool{"c2": true, "c3": true}
+	if host := s.state.healer(s.db1(), busy, 0); host != "c1" {
+		t.Errorf("while the others heal, %q does", host)
+	}
+}
+
+// Hosts heal over TCP. A volume that they cannot reach is not given to one, which would find that out in a
+// minute, again and again.
+func TestAVolumeThatNoHostReachesIsNotHealed(t *testing.T) {
+	for name, copy := range map[string]int{"in sync": 0, "to copy to": 1} {
+		t.Run(name, func(t *testing.T) {
+			s := healedScript(t, "")
+			s.targets[s.at(copy)].transport = block.RDMA
+			s.run("wait 60s t1 t2 t3 c1 c2 c3")
+			if s.db1().Epoch != 1 {
+				t.Errorf("it is healed at epoch %d", s.db1().Epoch)
+			}
+			if text := s.run("explain db1"); !strings.Contains(text, "target "+s.at(copy)+", with leg 0."+fmt.Sprint(copy)) || !strings.Contains(text, "has no TCP portal") {
+				t.Errorf("it does not say why: %s", text)
+			}
+			s.targets[s.at(copy)].transport = block.TCP
+			s.begins()
+		})
+	}
+}
+
+// A manager that leads, and is told that detached volumes are not healed, ends the healing that another one
+// has begun, in order.
+func TestHealingIsTurnedOff(t *testing.T) {
+	s := healedScript(t, "")
+	host := s.copies()
+	s.run("heal-after 0s")
+	s.run("wait 1s t1 t2 t3 c1 c2 c3")
+	if h := s.db1().Heal; h == nil || h.State != Detaching {
+		t.Fatalf("it is healed by %+v", h)
+	}
+	s.run("release " + host + " db1")
+	s.run("wait 60s t1 t2 t3 c1 c2 c3")
+	if v := s.db1(); v.Heal != nil || !v.Clean {
+		t.Errorf("clean %v, healed by %+v", v.Clean, v.Heal)
 	}
 }
 

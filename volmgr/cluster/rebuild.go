@@ -336,12 +336,14 @@ func (r *rebuild) stretch() {
 
 // judge decides which legs of a volume are in sync.
 func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
+	if q.Deleted() {
+		v.delete()
+		r.say("%s was being deleted: its deletion continues, and legs that snapshots or clones need stay until those are deleted", v.object())
+		return
+	}
 	if q.Unborn() && (v.IsSnapshot() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return !l.Tree.IsZero() })) {
 		// The store knew what its legs were to begin as. An empty leg must not pass for that.
-		v.State = VolumeDeleting
-		for i := range v.Legs {
-			v.Legs[i].State, v.Legs[i].StaleSince = LegDeleting, time.Time{}
-		}
+		v.delete()
 		r.say("%s was not complete: it is deleted", v.object())
 		return
 	}
@@ -371,6 +373,14 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		r.sayColumn(v, q, c)
 	}
 	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.Basis())
+}
+
+// delete has a volume that is made from labels deleted.
+func (v *Volume) delete() {
+	v.State = VolumeDeleting
+	for i := range v.Legs {
+		v.Legs[i].State, v.Legs[i].Reason, v.Legs[i].StaleSince = LegDeleting, "", time.Time{}
+	}
 }
 
 // sayColumn reports a column whose copy an operator has to choose: the evidence for each

@@ -338,8 +338,10 @@ func (t *tx) beginSnapshots(all []*Volume, group string, freeze bool) error {
 func (t *tx) attempt(members []block.VolumeID) {
 	hold := t.holdID(members)
 	for _, id := range members {
-		t.stopHealing(t.peek(id).Snapshot.Volume, "a snapshot of it is taken")
 		v := t.volume(id)
+		if o := t.peek(v.Snapshot.Volume); o != nil && o.Heal != nil {
+			t.endHealing(t.volume(o.ID), "a snapshot of it is taken")
+		}
 		next := *v.Snapshot.Taking
 		next.Attempt++
 		next.Phase, next.PhaseAt, next.Since, next.Hold = Preparing, t.gen, t.now.UTC(), hold
@@ -354,6 +356,7 @@ func (t *tx) attempt(members []block.VolumeID) {
 			next.Epoch, next.Hosts = o.Epoch, writers(o)
 			t.freezable(v, o, &next)
 			t.base(o.ID, next.Frozen)
+			t.graft(v)
 		}
 		v.Snapshot = v.Snapshot.with(&next)
 	}
@@ -919,6 +922,7 @@ func (in CreateVolume) clone(t *tx, from *Volume) (view, error) {
 	}
 	setPlaces(v.Legs)
 	t.volumes.set(v.ID, v)
+	t.graft(v)
 	t.unsure[v.ID] = true
 	t.volumeEvent(v, event.Info, event.VolumeCreating, fmt.Sprintf("%v, beginning as %s, on %s", v.Size, from.Name, places(v.Legs)))
 	return volumeResult(v.ID), nil

@@ -1166,6 +1166,58 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 	}
 }
 
+// Its legs stay for the clone alone. A store that is rebuilt from the drives does not make a volume of them.
+func TestADeletedVolumeThatSnapshotsNeedStaysDeletedInARebuiltStore(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(DeleteVolume{Volume: "db1"})
+	w.settle()
+	if v := w.volume("db1"); v == nil || v.State != VolumeDeleting || len(v.Legs) != 2 {
+		t.Fatalf("the volume whose extents a snapshot needs is %+v", v)
+	}
+	w.lose("drives", nil)
+	w.settle()
+	if v := w.volume("db1"); v == nil || v.State != VolumeDeleting || len(v.Legs) != 2 {
+		t.Fatalf("in the rebuilt store it is %+v", v)
+	}
+	w.must(DeleteVolume{Volume: "db1@mon"})
+	w.settle()
+	if w.volume("db1") != nil || w.volume("db1@mon") != nil {
+		t.Errorf("the volume is %+v, the snapshot %+v: want none", w.volume("db1"), w.volume("db1@mon"))
+	}
+}
+
+// What a leg with a tree looks at does not grow with the volumes of its node.
+func TestALegWithATreeLooksAtFewVolumes(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	v := w.volume("db1")
+	for i := range 1000 {
+		other := &Volume{ID: block.VolumeID{UUID: block.UUID{0xff, byte(i >> 8), byte(i)}}, Name: block.VolumeName(fmt.Sprintf("other-%d", i)), Layout: v.Layout, Size: v.Size, State: VolumeReady}
+		for _, l := range v.Legs {
+			l.ID.UUID[0], l.ID.UUID[1], l.ID.UUID[2] = 0xff, byte(i>>8), byte(i)
+			l.Image, l.Based = image.Image{Kind: image.Plain}, false
+			other.Legs = append(other.Legs, l)
+		}
+		w.s.volumes.Set(w.s.by, other.ID, other)
+		w.s.index(nil, other)
+	}
+	x, looked := newTx(w.s, w.now), 0
+	below := x.volumes.below
+	x.volumes.below = func(id block.VolumeID) *Volume { looked++; return below(id) }
+	if x.settleBases(v.ID); looked > 20 {
+		t.Errorf("it looks at %d volumes", looked)
+	}
+}
+
 // The same as for thin volumes holds whatever is asked for and fails meanwhile.
 func TestASnapshotOfAVolumeThatIsNotThinIsTheVolumeAtOneMoment(t *testing.T) {
 	complete := 0

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 
 	"weft.dev/weft/proto/block"
@@ -486,9 +485,39 @@ func (s *State) baseWaits(o *Volume, x *Taking) (waits []string) {
 	return waits
 }
 
+// shares reports whether a leg is in a tree in which there may be others, or is what that is over.
+func (l *Leg) shares() bool { return l.Based || l.mapped() && !l.Tree.IsZero() }
+
+// indexTree keeps, by tree, the volumes that have a leg in it; in says whether v is new or old.
+func (s *State) indexTree(v *Volume, l *Leg, in bool) {
+	if !l.shares() {
+		return
+	}
+	on := s.inTree.Get(l.tree())
+	if in {
+		on.Set(s.by, v.ID, true)
+	} else {
+		on.Delete(s.by, v.ID)
+	}
+	if on.Len() == 0 {
+		s.inTree.Delete(s.by, l.tree())
+		return
+	}
+	s.inTree.Set(s.by, l.tree(), on)
+}
+
+// graft notes that a volume gets legs in trees of others in this step, which the index has only after it.
+func (t *tx) graft(v *Volume) {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.shares() && l.State == LegCreating {
+			t.grafts[l.tree()] = append(t.grafts[l.tree()], v.ID)
+		}
+	}
+}
+
 // overBase names the volumes that have other legs in the tree over a leg.
 func (s *State) overBase(l *Leg) []string {
-	return overBase(l, s.onNode.Get(l.Node).Keys(), s.volumes.Get)
+	return overBase(l, s.inTree.Get(l.tree()).Keys(), s.volumes.Get)
 }
 
 func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *Volume) (names []string) {
@@ -512,7 +541,7 @@ func (t *tx) wakeBases(wake woken, old, new *Volume) {
 		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil {
 			continue
 		}
-		for id := range t.s.onNode.Get(l.Node).Keys() {
+		for id := range t.s.inTree.Get(l.Tree).Keys() {
 			base := t.s.volumes.Get(id).leg(block.LegID{UUID: l.Tree})
 			if base != nil && base.Based && base.State == LegDeleting {
 				wake.volume(l.Node, id)
@@ -535,8 +564,7 @@ func (t *tx) settleBases(id block.VolumeID) {
 }
 
 func (t *tx) settleBase(id block.VolumeID, l *Leg) {
-	here, changed := t.s.onNode.Get(l.Node).Keys(), maps.Keys(t.volumes.upper)
-	alone := len(overBase(l, here, t.peek))+len(overBase(l, changed, t.peek)) == 0
+	alone := len(overBase(l, t.s.inTree.Get(l.tree()).Keys(), t.peek))+len(overBase(l, slices.Values(t.grafts[l.tree()]), t.peek)) == 0
 	switch based, names, known := t.s.based(l); {
 	case alone != l.Returning:
 		fresh := t.volume(id).leg(l.ID)

@@ -181,6 +181,7 @@ type derived struct {
 	drivesOn  map[block.NodeName]map[block.DriveID]bool
 	driveIDs  []block.DriveID                    // in order; nil: to be sorted again
 	onNode    cow.Map[block.NodeName, volumeSet] // with a leg or the attachment there
+	inTree    cow.Map[block.UUID, volumeSet]     // with a leg in a tree that others may be in, by its id
 	stocked   volumeSet                          // attached to a host without an agent
 	onDrive   map[block.DriveID]map[block.LegID][]image.Extent
 	extents   map[block.DriveID][]image.Extent   // the same by start: sorting them for each new leg takes too long
@@ -209,11 +210,12 @@ type reported struct {
 	foreignAgents map[agentKey]foreignAgent
 	fences        map[block.VolumeID]fence
 	wellness
-	trials   backoff.Trials
-	away     map[block.DriveID]time.Time // since when drives cannot be used
-	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
-	healings map[block.VolumeID]healing  // of detached volumes that lack a copy; see copying.go
-	stopping map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
+	trials  backoff.Trials
+	away    map[block.DriveID]time.Time // since when drives cannot be used
+	crowded map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	// healings are of detached volumes that lack a copy; see copying.go.
+	healings cow.Map[block.VolumeID, healing]
+	stopping map[block.NodeName]stop // targets that say that they stop; see upkeep.go
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
 	// upkeep.go. The inner maps do not change.
 	asked map[block.VolumeID]map[block.LegID]string
@@ -278,7 +280,6 @@ func empty() *State {
 			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
-			healings:      map[block.VolumeID]healing{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
 			answered:      map[block.VolumeID]map[block.NodeName]answered{},
@@ -498,7 +499,7 @@ func (s *State) Fork() *State {
 	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded, f.healings = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
 	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
@@ -537,7 +538,6 @@ func (s *State) Copy() *State {
 		c.targets[node] = &own
 	}
 	c.wellness, c.away, c.crowded = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded)
-	c.healings = maps.Clone(s.healings)
 	return &c
 }
 
@@ -627,6 +627,7 @@ func (s *State) index(old, new *Volume) {
 				s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)-1)
 			}
 			s.touched[l.Drive] = s.touches
+			s.indexTree(old, &l, false)
 		}
 	}
 	if new == nil {
@@ -657,6 +658,7 @@ func (s *State) index(old, new *Volume) {
 			s.mappedOn.Set(s.by, l.Drive, s.mappedOn.Get(l.Drive)+1)
 		}
 		s.touched[l.Drive] = s.touches
+		s.indexTree(new, &l, true)
 	}
 }
 

@@ -444,7 +444,15 @@ func rank(last bool) int {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
-	return cmp.Or(s.noCopier(v), s.notCopied(v, l))
+	why := cmp.Or(s.noCopier(v), s.notCopied(v, l))
+	switch unhealed := s.unhealed(l); {
+	case unhealed == "" || v.users() != "":
+		return why
+	case v.Heal != nil:
+		return cmp.Or(why, unhealed)
+	default:
+		return "the volume to be attached; no host heals it meanwhile, since " + unhealed
+	}
 }
 
 // noCopier says why no host could copy to a leg now; empty if one can.
@@ -525,14 +533,23 @@ func (s *State) rests(l *Leg) string {
 // those that were copied to since.
 func (t *tx) targetRebooted(name block.NodeName) {
 	for _, id := range sortedIDs(t.s.onNode.Get(name).Keys()) {
-		v := t.peek(id)
-		if v.State != VolumeReady || v.Clean && v.Heal == nil || v.Restored {
-			continue // a restored one is judged by its labels
+		if !t.peek(id).Restored { // a restored one is judged by its labels
+			t.losses(id, "", func(l *Leg) bool { return l.Node == name })
 		}
-		for _, l := range v.Legs {
-			if l.Node == name && !(v.Clean && l.State == LegInSync) {
-				t.lossOf(id, l, "")
-			}
+	}
+}
+
+// losses applies lossOf to those legs of a volume which were lost, unless their caches were flushed. The loss
+// of one leg may change others: it ends a healing.
+func (t *tx) losses(id block.VolumeID, why string, lost func(*Leg) bool) {
+	v := t.peek(id)
+	if v.State != VolumeReady || v.Clean && v.Heal == nil {
+		return
+	}
+	for _, old := range v.Legs {
+		now := t.peek(id)
+		if l := now.leg(old.ID); lost(l) && !(now.Clean && l.State == LegInSync) {
+			t.lossOf(id, *l, why)
 		}
 	}
 }
@@ -556,15 +573,7 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 
 func (t *tx) driveReturned(d *Drive) {
 	for _, id := range sortedIDs(t.s.onNode.Get(d.Node).Keys()) {
-		v := t.peek(id)
-		if v.State != VolumeReady || v.Clean && v.Heal == nil {
-			continue
-		}
-		for _, l := range v.Legs {
-			if l.Drive == d.ID && !(v.Clean && l.State == LegInSync) {
-				t.lossOf(id, l, driveLoss)
-			}
-		}
+		t.losses(id, driveLoss, func(l *Leg) bool { return l.Drive == d.ID })
 	}
 }
 

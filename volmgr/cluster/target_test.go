@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -34,6 +35,8 @@ type simTarget struct {
 	stopping bool                           // its exports are about to end
 	able     Ability                        // to authenticate hosts
 	refusals Refusals
+
+	transport block.Transport // of its portal; zero: TCP
 }
 
 type simDrive struct {
@@ -286,7 +289,7 @@ func (t *simTarget) bootID() string { return fmt.Sprintf("%s-boot-%d", t.name, t
 func (t *simTarget) report() TargetReport {
 	r := TargetReport{
 		Node: t.name, Labels: t.labels, BootID: t.bootID(), ClusterID: t.of, Generation: t.gen, Devices: slices.Clone(t.devices), Stopping: t.stopping, Authenticates: t.able, Refusals: t.refusals,
-		Portals: []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: block.DefaultPort}},
+		Portals: []block.Portal{{Transport: cmp.Or(t.transport, block.TCP), Address: "192.0.2.1", Port: block.DefaultPort}},
 	}
 	for _, id := range sorted(t.drives) {
 		d := t.drives[id]

@@ -44,6 +44,7 @@ type tx struct {
 	carved  map[block.DriveID][][]image.Extent // that this step has given to legs
 	changed map[block.NodeName]bool            // nodes whose targets may serve more or less than before
 	spaces  map[block.DriveID]bool             // whose space to settle before the commit
+	grafts  map[block.UUID][]block.VolumeID    // that get a leg in a tree in this step
 
 	// policies are those of the state after the step.
 	policies *drivepolicy.Set
@@ -69,6 +70,7 @@ func newTx(s *State, now time.Time) *tx {
 		carved:  map[block.DriveID][][]image.Extent{},
 		changed: map[block.NodeName]bool{},
 		spaces:  map[block.DriveID]bool{},
+		grafts:  map[block.UUID][]block.VolumeID{},
 
 		policies: s.policies,
 

@@ -136,6 +136,13 @@ func (q *Inquiry) Absent(column int) bool { return q.absent[column] }
 // never raised, since a ready volume may lack legs in sync until an operator promotes one.
 func (q *Inquiry) Unborn() bool { return q.Newest.Generation <= 1 && len(q.Newest.InSync) == 0 }
 
+// Deleted reports whether the volume was deleted: the newest label lists no leg as the volume's. What is left
+// are legs that snapshots or clones need.
+func (q *Inquiry) Deleted() bool {
+	l := &q.Newest
+	return l.ListsAll && len(l.InSync)+len(l.Suspect)+len(l.Others) == 0
+}
+
 // RestoringTo is the snapshot to which the volume was going back when the newest definition was written,
 // so that some of its legs may hold what that does and others not; zero: none. No host was granted the
 // volume before that was over.
