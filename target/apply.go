@@ -162,7 +162,7 @@ func (t tools) freeLeg(o freeLeg) error {
 	if !errors.Is(err, errNoTrees) {
 		return err
 	}
-	return t.update(o.drive, func(l *drive.Label) error { l.RemoveLeg(o.leg); return nil })
+	return t.update(o.drive, func(l *drive.Label) error { return l.RemoveLeg(o.leg) })
 }
 
 // formatDrive also opens the drive, so that the next observation finds it.

@@ -127,7 +127,7 @@ func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb
 	wanted := drive.Based(w) && (record.GetTreeId() == w.GetTreeId() || record.GetTreeId() == "")
 	switch {
 	case drive.Based(record) && !wanted:
-		p.unbase(tree, order, report)
+		p.unbase(w, tree, order, report)
 	case drive.Based(record) || open: // its hosts leave the tree first
 	case wanted && drive.Whole(record):
 		order(plantTree)
@@ -136,8 +136,12 @@ func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb
 	}
 }
 
-// unbase orders the next step of a based leg that is to be plain.
-func (p *planner) unbase(tree userspace.TreeSeen, order func(baseStep), report *pb.LegReport) {
+// unbase orders the next step of a based leg that is to be plain. A copy that has failed, for example at a
+// sector that cannot be read, is tried again; until it succeeds, the leg has a problem.
+func (p *planner) unbase(w wantedLeg, tree userspace.TreeSeen, order func(baseStep), report *pb.LegReport) {
+	if why := tree.Unsettled; why != "" && !tree.Settling.Plain {
+		p.problem(legKey(w.id), "copy back to its own extents", "%s", why)
+	}
 	switch s := tree.Settling; {
 	case s.Plain:
 		order(unbase)

@@ -407,6 +407,7 @@ func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
 		open          *userspace.TreeSeen
 		through       bool // the table goes through the tree
 		want          string
+		problem       string
 	}{
 		"plain":                  {wanted: plainKind},
 		"it gets a tree":         {wanted: basedKind, want: "make a tree over leg"},
@@ -415,6 +416,7 @@ func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
 		"it has one":             {wanted: basedKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true}), through: true},
 		"it waits for others":    {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{}), through: true},
 		"it is to be copied":     {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Left: 1}), through: true, want: "begin to copy"},
+		"it was not copied":      {wanted: plainKind, image: basedKind, names: true, open: &userspace.TreeSeen{Settling: mapped.Settling{Alone: true, Left: 1}, Unsettled: "a bad sector"}, through: true, want: "begin to copy", problem: "a bad sector"},
 		"it is copied":           {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "make plain"},
 		"its table changes back": {wanted: plainKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},
 		"it was wanted again":    {wanted: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},
@@ -456,6 +458,10 @@ func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
 		}
 		if len(p.legs) != 1 || !p.legs[0].GetReady() {
 			t.Errorf("%s: reported as %v, %v", name, p.legs, p.problems)
+		}
+		told := slices.ContainsFunc(p.problems, func(x problem) bool { return x.object == "leg "+tree && x.cause == c.problem })
+		if c.problem != "" && !told || c.problem == "" && len(p.problems) > 0 {
+			t.Errorf("%s: its problems are %v, want %q", name, p.problems, c.problem)
 		}
 	}
 }

@@ -228,7 +228,7 @@ func (d *Drive) PutLeg(record *pb.LegLabel) error {
 
 // RemoveLeg is Update with [Label.RemoveLeg].
 func (d *Drive) RemoveLeg(id block.LegID) error {
-	return d.Update(func(l *Label) error { l.RemoveLeg(id); return nil })
+	return d.Update(func(l *Label) error { return l.RemoveLeg(id) })
 }
 
 // Admit is Update with [Label.Admit].

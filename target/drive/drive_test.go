@@ -266,7 +266,7 @@ var history = []func(*Label) error{
 		long.Labels["long"] = strings.Repeat("x", 5000)
 		return l.SetVolume(long)
 	},
-	func(l *Label) error { l.RemoveLeg(legID(2)); return nil },
+	func(l *Label) error { return l.RemoveLeg(legID(2)) },
 	func(l *Label) error { return l.PutLeg(leg(3, 3, run(1, 1))) },
 }
 

@@ -149,11 +149,18 @@ func checkNotOlder(old, next *pb.VolumeLabel) error {
 	return nil
 }
 
+// ErrNeeded: snapshots or clones read what is in the extents of a leg, which cannot be freed before them.
+var ErrNeeded = errors.New("snapshots or clones need what is in its extents")
+
 // RemoveLeg frees the extents of a leg; it is not an error if the leg is not there. Those of a tree go
-// to the reserve with its last leg.
-func (l *Label) RemoveLeg(id block.LegID) {
+// to the reserve with its last leg. A leg under the tree of others is not removed: ErrNeeded.
+func (l *Label) RemoveLeg(id block.LegID) error {
+	if leg := l.Leg(id); leg != nil && Based(leg) && !l.Alone(leg) {
+		return ErrNeeded
+	}
 	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
 	l.uproot()
+	return nil
 }
 
 // Admit raises the admitted epoch of all legs of a volume to at least epoch.

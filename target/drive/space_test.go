@@ -72,7 +72,7 @@ func TestExtentsGoFromTheReserveToTreesAndBack(t *testing.T) {
 	if !l.Granted([]*pb.Extent{run(7, 1)}) || l.Granted([]*pb.Extent{run(8, 1)}) {
 		t.Error("Granted does not tell what SetGrant would change")
 	}
-	l.RemoveLeg(legID(1))
+	must(t, l.RemoveLeg(legID(1)))
 	expect("leg 1 removed", nil, map[uint32]string{2: "reserve", 5: "home of " + two, 7: "reserve"})
 	must(t, l.Prepared(legID(2), 300*block.MiB))
 	if leg := l.Leg(legID(2)); !leg.Zeroed || leg.ZeroedExtents != 2 || !l.Tree(tree2).Formatted || !Whole(leg) {
@@ -128,5 +128,25 @@ func TestALabelThatLosesAnEntryIsNoticed(t *testing.T) {
 	l.Trees = nil
 	if err := l.settle(); err == nil {
 		t.Error("a mapped leg without its tree is accepted")
+	}
+}
+
+// A leg under the tree of others holds what they read, whoever frees it: also a target on the kernel path, which
+// knows no trees.
+func TestALegThatOthersNeedIsNotRemoved(t *testing.T) {
+	tree := legID(1).String()
+	l := testLabel()
+	l.Legs = []*pb.LegLabel{
+		{LegId: tree, TreeId: tree, Image: pb.ImageKind_IMAGE_KIND_BASED, Extents: []*pb.Extent{{Start: 1, Count: 1}}},
+		{LegId: legID(2).String(), TreeId: tree, Image: pb.ImageKind_IMAGE_KIND_MAPPED},
+	}
+	l.Trees = []*pb.TreeLabel{{TreeId: tree, Extents: []*pb.Extent{{Start: 2, Count: 1}}, Formatted: true}}
+	if err := l.RemoveLeg(legID(1)); !errors.Is(err, ErrNeeded) || len(l.Legs) != 2 {
+		t.Errorf("with a snapshot's leg in its tree: %v, want %v; legs are %v", err, ErrNeeded, l.Legs)
+	}
+	must(t, l.RemoveLeg(legID(2)))
+	must(t, l.RemoveLeg(legID(1)))
+	if len(l.Legs) > 0 || len(l.Trees) > 0 {
+		t.Errorf("legs %v and trees %v are left", l.Legs, l.Trees)
 	}
 }

@@ -123,6 +123,20 @@ func (t *openTree) settleNow(ctx context.Context, id block.LegID, rate block.Siz
 	return err
 }
 
+// settled notes how settleNow ended, for Trees, and reports whether it failed. One that the end of the
+// process, or of the tree, has cut off did not.
+func (t *openTree) settled(ctx context.Context, err error) (failed bool) {
+	if err == nil {
+		t.unsettled.Store(nil)
+	}
+	if err == nil || ctx.Err() != nil || errors.Is(err, block.ErrGone) {
+		return false
+	}
+	why := err.Error()
+	t.unsettled.Store(&why)
+	return true
+}
+
 // Unbase makes a based leg plain that is in its own extents, according to Trees.
 func (d *Disk) Unbase(id block.LegID) error {
 	return d.inTurn(func() error {

@@ -228,3 +228,20 @@ func TestAGrownLegIsNotMappedThroughATreeThatIsGone(t *testing.T) {
 	}
 	p.end(t)
 }
+
+// Why a leg is not copied back is seen until it is. What ends with the process did not fail.
+func TestWhyALegIsNotCopiedBackIsSeen(t *testing.T) {
+	var tree openTree
+	bad := errors.New("a bad sector")
+	over, end := context.WithCancel(t.Context())
+	end()
+	if tree.settled(over, bad) || tree.settled(t.Context(), block.ErrGone) || tree.unsettled.Load() != nil {
+		t.Errorf("what was cut off has failed: %v", tree.unsettled.Load())
+	}
+	if !tree.settled(t.Context(), bad) || tree.unsettled.Load() == nil || *tree.unsettled.Load() != bad.Error() {
+		t.Errorf("a bad sector: %v", tree.unsettled.Load())
+	}
+	if tree.settled(t.Context(), nil) || tree.unsettled.Load() != nil {
+		t.Errorf("after it was copied: %v", tree.unsettled.Load())
+	}
+}

@@ -196,8 +196,8 @@ func (h *held) cut(label *drive.Label, leg *pb.LegLabel, id block.LegID) error {
 	if label.Alone(leg) {
 		return h.fell(label, name)
 	}
-	if drive.Based(leg) { // others read what is in its extents
-		return errors.New("snapshots or clones need what is in its extents")
+	if drive.Based(leg) {
+		return drive.ErrNeeded
 	}
 	if !label.Tree(name).GetFormatted() {
 		return nil // nothing is in it

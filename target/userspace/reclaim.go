@@ -47,7 +47,9 @@ func (h *held) reclaimAll(name string, t *openTree) {
 	for more := true; more; {
 		err := t.Reclaim(ctx)
 		if id, rate := h.toSettle(t); err == nil && !id.IsZero() {
-			err = t.settleNow(ctx, id, rate)
+			if err := t.settleNow(ctx, id, rate); t.settled(ctx, err) {
+				h.drives.log.Warn("a leg is not copied back to its own place; it is tried again", "leg", id, "err", err)
+			}
 		}
 		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
 			h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it will when the tree is opened again", "tree", name, "err", err)

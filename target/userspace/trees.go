@@ -66,6 +66,7 @@ type openTree struct {
 	busy       atomic.Bool // reclaiming
 	settle     block.LegID // that is to be copied to its own extents, at this rate; zero: none
 	settleRate block.Size
+	unsettled  atomic.Pointer[string] // why the last Settle failed; nil: it did not
 
 	hungry atomic.Bool // a write has found no space
 	// told is what Trees said of the space last, and when.
@@ -89,7 +90,9 @@ type TreeSeen struct {
 	// Settling is how far the leg is that has the tree to itself; Busy: work goes on in the background.
 	Settling mapped.Settling
 	Busy     bool
-	Err      string // why it has stopped
+	// Unsettled is why the leg could not be copied to its own extents; empty: it could, or was not tried.
+	Unsettled string
+	Err       string // why it has stopped
 }
 
 // usedEvery is how often the used space is looked at anew, since it changes all the time.
@@ -111,6 +114,9 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		}
 		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
+		if why := o.unsettled.Load(); why != nil {
+			seen.Unsettled = *why
+		}
 		if err := o.Err(); err != nil {
 			seen.Err = err.Error()
 		}
