@@ -141,7 +141,8 @@ func TestRandomHistoriesOfHealing(t *testing.T) {
 				served += w.serves
 			}
 			did := fmt.Sprintf("%d histories began %d healings and ended %d of them, %d by an attach; %d legs were healed, %d hosts died or started again (%d) meanwhile; served %d times", seeds, sum.begun, sum.ended, sum.taken, sum.healed, sum.crashed, sum.restarts, served)
-			if n := int(seeds); sum.begun < n || sum.taken < n/4 || sum.healed < n/4 || sum.crashed < n/20 || served < n {
+			// A volume that was not detached cleanly takes two healings until a leg is healed.
+			if n := int(seeds); sum.begun < n || sum.taken < n/4 || sum.healed < n/10 || sum.crashed < n/20 || served < n {
 				t.Errorf("%s, want more", did)
 			}
 			t.Log(did)
