@@ -253,6 +253,28 @@ func TestHealingWaitsForEveryFence(t *testing.T) {
 	}
 }
 
+// Which targets demand a proof of the host that heals a volume is settled when it gets the volume: they cannot
+// begin to demand it when it is connected.
+func TestTheProofIsSettledWhenAHostGetsAVolumeToHeal(t *testing.T) {
+	s := healedScript(t, "")
+	for _, line := range []string{"term", "able t1 yes", "able t2 yes", "able t3 yes", "able c2 yes", "able c3 yes"} {
+		s.run(line)
+	}
+	s.begins()
+	for i := 0; s.db1().Heal.State == Granting; i++ {
+		if i == 30 {
+			t.Fatalf("nobody gets it: %s", s.run("explain db1"))
+		}
+		s.run(fmt.Sprintf("comply t%d", i%3+1)) // one report at a time
+	}
+	h := s.db1().Heal
+	for _, l := range s.db1().Legs {
+		if _, settled := h.Proven.At[l.Node]; !h.Proven.By || !settled {
+			t.Errorf("host %s is to connect to %s, and it is open whether that demands a proof: %+v", h.Node, l.Node, h.Proven)
+		}
+	}
+}
+
 // A user gets the volume as if it was not healed: no target is waited for but those that have legs in
 // sync, also if the host that heals it and the target of the leg that is copied to do not answer.
 func TestAUserEndsHealingAtOnce(t *testing.T) {

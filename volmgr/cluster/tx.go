@@ -213,7 +213,6 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleShared(id)
 	t.settleFence(id)
 	t.settleGrant(id)
-	t.settleProven(id)
 	t.settleGaveUp(id)
 	t.settleAttached(id)
 	t.settleStock(id)
@@ -227,6 +226,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	t.settleHeals(id)
 	t.settleHealing(id)
 	t.settleRebuilds(id)
+	t.settleProven(id) // last: agents are told of grants and legs as they are now
 }
 
 // commit swaps the clones into the state and returns what changed.
