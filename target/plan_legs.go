@@ -56,7 +56,7 @@ func (p *planner) leg(w wantedLeg) {
 	}
 	p.prepare(w, record, report)
 	p.base(w, have, record, report)
-	if !record.GetZeroed() {
+	if !drive.Ready(record) {
 		return
 	}
 	mapped := p.mapLeg(w, have, record)
@@ -84,6 +84,8 @@ func (p *planner) prepare(w wantedLeg, record *pb.LegLabel, report *pb.LegReport
 	switch {
 	case drive.Mapped(record):
 		p.prepareMapped(w, record, report)
+	case record.GetGoingBack():
+		p.goBack(w, record)
 	case drive.Whole(record):
 		report.ZeroedBytes = w.GetSizeBytes()
 	default:
@@ -104,6 +106,15 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 	}
 }
 
+// goBack orders that a based leg become what a snapshot holds. If that is not wanted any more, its record is
+// to say so: the leg is as it was.
+func (p *planner) goBack(w wantedLeg, record *pb.LegLabel) {
+	if w.restores() && record.GetRevision() < w.GetRevision() { // first its record has this revision
+		return
+	}
+	p.order(prepareLeg{w.drive, w.id, block.Size(w.GetSizeBytes()), w.origin})
+}
+
 // freezable reports whether hosts use the leg that is to be frozen through its tree, and no other way is
 // being left.
 func (p *planner) freezable(w wantedLeg) bool {
@@ -117,7 +128,7 @@ func (p *planner) freezable(w wantedLeg) bool {
 
 // base orders the next step of a plain leg on its way to a tree over it, or back.
 func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
-	if drive.Mapped(record) || drive.ImageOf(record).Checked() || d.trees == nil {
+	if drive.Mapped(record) || drive.ImageOf(record).Checked() || record.GetGoingBack() || d.trees == nil {
 		return
 	}
 	order := func(step baseStep) {

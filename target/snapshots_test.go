@@ -197,6 +197,9 @@ func TestAnOriginIsChecked(t *testing.T) {
 		"not in a tree": func(l *pb.WantedLeg) {
 			l.Image, l.TreeId, l.Extents = pb.ImageKind_IMAGE_KIND_PLAIN, "", []*pb.Extent{{Start: 0, Count: 2}}
 		},
+		"of a leg that was there before its tree": func(l *pb.WantedLeg) {
+			l.Image, l.Extents = pb.ImageKind_IMAGE_KIND_BASED, []*pb.Extent{{Start: 0, Count: 2}}
+		},
 	} {
 		w := want().leg(2, 1, 0, 0).thin().from(1, freeze, false)
 		if got := parseWanted(w.TargetWanted); len(got.legs) != 1 || len(got.problems) > 0 {
@@ -462,6 +465,52 @@ func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
 		told := slices.ContainsFunc(p.problems, func(x problem) bool { return x.object == "leg "+tree && x.cause == c.problem })
 		if c.problem != "" && !told || c.problem == "" && len(p.problems) > 0 {
 			t.Errorf("%s: its problems are %v, want %q", name, p.problems, c.problem)
+		}
+	}
+}
+
+// A leg with a tree over it goes back to a snapshot as a mapped one does: once for each revision, and first its
+// record says that it is to. Until it has, it is neither ready nor made plain. If it is not to go back any
+// more, its record is to say so.
+func TestAPlainLegThatGoesBackIsPlanned(t *testing.T) {
+	run := []*pb.Extent{{Start: 3, Count: 1}}
+	for name, c := range map[string]struct {
+		wanted, revision uint64
+		to               pb.LegOriginKind // 0: to nothing
+		image            pb.ImageKind
+		going            bool
+		want             string // a part of the only order but those that map it; empty: none
+		ready            bool
+	}{
+		"its turn":                 {wanted: 3, revision: 2, to: back, image: basedKind, want: "revision 3 of leg"},
+		"was cut off":              {wanted: 3, revision: 2, to: back, image: basedKind, going: true, want: "revision 3 of leg"},
+		"its moment":               {wanted: 3, revision: 3, to: back, image: basedKind, going: true, want: "what leg " + legID(2).String() + " holds"},
+		"it has":                   {wanted: 3, revision: 3, to: back, image: basedKind, ready: true},
+		"it is newer":              {wanted: 3, revision: 4, to: back, image: basedKind},
+		"left behind":              {wanted: 4, revision: 4, image: basedKind, going: true, want: "prepare leg"},
+		"left behind, to be plain": {wanted: 4, revision: 4, image: plainKind, going: true, want: "prepare leg"},
+	} {
+		w := want().leg(1, 1, 1, c.wanted).sized(200 * block.MiB)
+		l := w.Legs[0]
+		l.Image, l.Extents, l.TreeId, l.SizeBytes, l.Volume.SizeBytes = c.image, run, treeID, uint64(200*block.MiB), uint64(200*block.MiB)
+		if c.to != 0 {
+			w = w.from(2, c.to, false)
+		}
+		record := w.recorded(0, true)
+		record.Image, record.TreeId, record.Extents, record.ZeroedExtents, record.Revision, record.GoingBack = basedKind, treeID, run, 0, c.revision, c.going
+		trees := map[string]userspace.TreeSeen{treeID: {Settling: mapped.Settling{Alone: true, Plain: true}}}
+		orders, report, _ := planned(w, []*pb.LegLabel{record}, trees)
+		var about []string
+		for _, o := range orders {
+			if _, maps := o.(mapLeg); !maps {
+				about = append(about, o.String())
+			}
+		}
+		if c.want == "" && len(about) > 0 || c.want != "" && (len(about) != 1 || !strings.Contains(about[0], c.want)) {
+			t.Errorf("%s: orders %q, want %q", name, about, c.want)
+		}
+		if report.GetReady() && !c.ready {
+			t.Errorf("%s: it is ready", name)
 		}
 	}
 }

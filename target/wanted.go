@@ -159,8 +159,10 @@ func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
 	switch o.Leg, err = block.ParseLegID(m.GetOrigin().GetLegId()); {
 	case err != nil:
 		return o, err
-	case !drive.Mapped(m):
+	case !drive.InTree(m):
 		return o, errors.New("the leg is in no tree")
+	case drive.Based(m) && o.Kind != pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE:
+		return o, errors.New("the leg was there before its tree")
 	case m.GetOrigin().GetLegId() == m.GetLegId():
 		return o, errors.New("it is the leg itself")
 	case o.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED || o.Kind > pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE:

@@ -642,7 +642,7 @@ func fromTreeLabel(t *pb.TreeLabel) (out cluster.TreeReport, err error) {
 
 func fromLegLabel(l *pb.LegLabel) (out evidence.LegLabel, err error) {
 	out = evidence.LegLabel{
-		Column: int(l.Column), Copy: int(l.Copy), Image: fromImage(l.Image, l.Extents), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents,
+		Column: int(l.Column), Copy: int(l.Copy), Image: fromImage(l.Image, l.Extents), Zeroed: l.Zeroed, ZeroedExtents: l.ZeroedExtents, GoingBack: l.GoingBack,
 		Revision: l.Revision, AdmittedEpoch: block.Epoch(l.AdmittedEpoch), Boot: l.BootId, Incarnation: l.Incarnation,
 		Based: l.Image == pb.ImageKind_IMAGE_KIND_BASED,
 	}

@@ -1401,7 +1401,10 @@ type LegLabel struct {
 	// has it, and zeroed_extents its size there, in extents, rounded up. Also the tree of a based leg,
 	// whose extents are the tree's base. A plain leg names the tree that it is about to get, or had:
 	// there is nothing in that.
-	TreeId        string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	TreeId string `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"`
+	// The leg is to become what a snapshot in its tree holds, and has not become it at this revision yet. Only
+	// a based leg has this: of a mapped one, zeroed is then unset.
+	GoingBack     bool `protobuf:"varint,14,opt,name=going_back,json=goingBack,proto3" json:"going_back,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1525,6 +1528,13 @@ func (x *LegLabel) GetTreeId() string {
 		return x.TreeId
 	}
 	return ""
+}
+
+func (x *LegLabel) GetGoingBack() bool {
+	if x != nil {
+		return x.GoingBack
+	}
+	return false
 }
 
 // VolumeLabel is the definition of a volume, copied to every drive that holds a leg of it.
@@ -6222,7 +6232,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\aextents\x18\x02 \x03(\v2\x0f.weft.v1.ExtentR\aextents\x12\x1c\n" +
 	"\tformatted\x18\x03 \x01(\bR\tformatted\"9\n" +
 	"\fReserveLabel\x12)\n" +
-	"\aextents\x18\x01 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xa6\x03\n" +
+	"\aextents\x18\x01 \x03(\v2\x0f.weft.v1.ExtentR\aextents\"\xc5\x03\n" +
 	"\bLegLabel\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\rR\x06column\x12\x12\n" +
@@ -6237,7 +6247,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x06bootId\x12 \n" +
 	"\vincarnation\x18\v \x01(\tR\vincarnation\x12(\n" +
 	"\x05image\x18\f \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x17\n" +
-	"\atree_id\x18\r \x01(\tR\x06treeId\"\x91\x06\n" +
+	"\atree_id\x18\r \x01(\tR\x06treeId\x12\x1d\n" +
+	"\n" +
+	"going_back\x18\x0e \x01(\bR\tgoingBack\"\x91\x06\n" +
 	"\vVolumeLabel\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +

@@ -56,7 +56,7 @@ func (l *Label) Leg(id block.LegID) *pb.LegLabel {
 
 // PutLeg adds a leg, or replaces its record. Extents must be free and inside the drive; an existing
 // leg may get more extents behind its own, which are then to be zeroed. Progress is never undone:
-// zeroed extents stay zeroed, the admitted epoch is at least that of the volume's legs on this
+// zeroed extents stay zeroed, a leg that is going back stays so, the admitted epoch is at least that of the volume's legs on this
 // drive, and a lower revision or an older volume is refused.
 func (l *Label) PutLeg(record *pb.LegLabel) error {
 	record = proto.CloneOf(record)
@@ -76,9 +76,11 @@ func (l *Label) PutLeg(record *pb.LegLabel) error {
 	if err := checkSuccessor(l.Legs[at], record); err != nil {
 		return fmt.Errorf("put leg %s: %w", record.LegId, err)
 	}
-	if old := l.Legs[at]; old.Zeroed {
+	old := l.Legs[at]
+	if old.Zeroed {
 		setZeroed(record, zeroedExtents(old))
 	}
+	record.GoingBack = old.GoingBack
 	l.Legs[at] = record
 	return l.settle()
 }

@@ -116,6 +116,8 @@ func (l *Label) Unbase(id block.LegID) error {
 		return fmt.Errorf("leg %v: not a based one", id)
 	case !l.Alone(leg):
 		return fmt.Errorf("leg %v: others are in its tree", id)
+	case leg.GetGoingBack():
+		return fmt.Errorf("leg %v: it is going back to a snapshot", id)
 	}
 	leg.Image = pb.ImageKind_IMAGE_KIND_PLAIN
 	l.Tree(leg.GetTreeId()).Formatted = false
@@ -241,22 +243,36 @@ func (l *Label) ungiven(granted []*pb.Extent) []*pb.Extent {
 	return runsOf(rest)
 }
 
-// Prepared records that a mapped leg is in its tree, which is formatted, with this size.
+// Ready reports whether the record of a leg says that hosts may have it: its first part is zeroed or holds
+// its data, and it is not going back to a snapshot.
+func Ready(leg *pb.LegLabel) bool { return leg.GetZeroed() && !leg.GetGoingBack() }
+
+// Prepared records that a mapped leg is in its tree, which is formatted, with this size; or that a based one
+// holds what a snapshot does.
 func (l *Label) Prepared(id block.LegID, size block.Size) error {
 	leg := l.Leg(id)
-	if leg == nil || !Mapped(leg) || l.Tree(leg.GetTreeId()) == nil {
+	if leg == nil || !InTree(leg) || l.Tree(leg.GetTreeId()) == nil {
 		return fmt.Errorf("leg %v: not there", id)
+	}
+	if Based(leg) {
+		leg.GoingBack = false
+		return nil
 	}
 	l.Tree(leg.GetTreeId()).Formatted = true
 	leg.Zeroed, leg.ZeroedExtents = true, max(leg.ZeroedExtents, uint32((size+block.ExtentSize-1)/block.ExtentSize))
 	return nil
 }
 
-// Unprepared records that a mapped leg's place in its tree is to be made again.
+// Unprepared records that the place of a leg in its tree is to be made again. A based one keeps its extents,
+// which hold what the snapshot has.
 func (l *Label) Unprepared(id block.LegID) error {
 	leg := l.Leg(id)
-	if leg == nil || !Mapped(leg) {
+	if leg == nil || !InTree(leg) {
 		return fmt.Errorf("leg %v: not there", id)
+	}
+	if Based(leg) {
+		leg.GoingBack = true
+		return nil
 	}
 	leg.Zeroed, leg.ZeroedExtents = false, 0
 	return nil

@@ -192,6 +192,89 @@ func TestTheWayToATreeAndBackGoesOnInTheNextProcess(t *testing.T) {
 	p.end(t)
 }
 
+// A leg with a tree over it goes back to a snapshot, open or not, and again if its record was not written.
+// Until then its record says so, in whatever process, and it stays what its snapshots need: neither made
+// plain nor zeroed. Without its snapshots it is plain again, and holds what the snapshot did.
+func TestAPlainLegGoesBackToASnapshot(t *testing.T) {
+	p := newPlain(t)
+	write := func(c byte, at int64) { must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{c}, 4096), at<<20)) }
+	reads := func(want string) {
+		t.Helper()
+		for at, c := range want {
+			b := make([]byte, 4096)
+			must(t, block.ReadAt(p.leg, b, int64(at)<<20))
+			if b[0] != byte(c) {
+				t.Errorf("MiB %d has %c, want %c", at, b[0], c)
+			}
+		}
+	}
+	turnsBack := func() {
+		must(t, p.disk.Update(func(l *drive.Label) error { return l.Unprepared(leg) }))
+	}
+	freed := func(id block.LegID) {
+		must(t, p.disk.FreeLeg(id))
+		p.machine.Drives.background.Wait()
+	}
+	write('a', 0)
+	write('b', 1)
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	p.swap(t)
+	p.carve(t, monday, tuesday)
+	must(t, p.disk.Prepare(monday, plainSize, freezeOf(leg)))
+	write('x', 1)
+	must(t, p.disk.Prepare(tuesday, plainSize, freezeOf(leg)))
+	write('y', 0)
+	must(t, p.disk.Prepare(leg, plainSize, backTo(monday))) // its record does not say that it is to
+	reads("yx")
+	for range 2 {
+		turnsBack()
+		if l := p.disk.Label().Leg(leg); drive.Ready(l) || !drive.Whole(l) {
+			t.Fatalf("its record is %v", l)
+		}
+		must(t, p.disk.Prepare(leg, plainSize, backTo(monday)))
+		reads("ab")
+	}
+	write('z', 1)
+	turnsBack()
+	must(t, p.disk.Update(func(l *drive.Label) error { // the volume's definition changes meanwhile
+		r := l.Leg(leg)
+		return l.PutLeg(&pb.LegLabel{
+			LegId: leg.String(), Extents: r.Extents, Image: r.Image, TreeId: r.TreeId, Revision: r.Revision + 1, Zeroed: true, Volume: r.Volume,
+		})
+	}))
+	if err := p.disk.Prepare(leg, plainSize, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || drive.Ready(p.disk.Label().Leg(leg)) {
+		t.Errorf("back to a snapshot that is not there: %v", err)
+	}
+	p.end(t)
+	p.start(t)
+	p.open(t)
+	if drive.Ready(p.disk.Label().Leg(leg)) {
+		t.Error("the next process takes it for ready")
+	}
+	must(t, p.disk.Prepare(leg, plainSize, backTo(tuesday)))
+	p.leg = mapLeg(t, p.machine.Legs, p.tableOf(t))
+	reads("ax")
+	p.holds(t, monday, "ab")
+	turnsBack()
+	must(t, p.disk.Prepare(leg, plainSize, Origin{})) // it is not to any more
+	reads("ax")
+	freed(tuesday)
+	freed(monday)
+	turnsBack()
+	p.settled(t)
+	if err := p.disk.Unbase(leg); err == nil {
+		t.Error("a leg that is going back was made plain")
+	}
+	must(t, p.disk.Prepare(leg, plainSize, Origin{}))
+	p.settled(t)
+	must(t, p.disk.Unbase(leg))
+	p.swap(t)
+	p.machine.Drives.background.Wait()
+	must(t, p.disk.Fell(leg))
+	reads("ax")
+	p.end(t)
+}
+
 // Without an extent for the tree nothing changes.
 func TestATreeNeedsAnExtent(t *testing.T) {
 	p := newPlain(t)

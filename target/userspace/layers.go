@@ -23,6 +23,9 @@ import (
 //
 //	label: not prepared, new revision ──► tree: Restore ──► label: prepared
 //
+// A based leg is recorded as going back in place of not prepared: its extents count as prepared, since its
+// snapshots need them.
+//
 // What a record that says "prepared" names was in the tree. If it is not there it is lost, and an
 // empty leg must not pass for it.
 
@@ -47,7 +50,7 @@ func (o Origin) String() string {
 
 // Prepare puts a mapped leg into its tree, or makes it larger there, and then records it. A tree that
 // was never completely formatted is formatted: nothing was in it. Once the leg is recorded as prepared,
-// from does not count.
+// from does not count. A based leg is there, and can only go back to a snapshot.
 func (d *Disk) Prepare(id block.LegID, size block.Size, from Origin) error {
 	return d.inTurn(func() error {
 		label, err := certain(d.Drive)
@@ -55,7 +58,7 @@ func (d *Disk) Prepare(id block.LegID, size block.Size, from Origin) error {
 			return fmt.Errorf("prepare leg %v: %w", id, err)
 		}
 		leg := label.Leg(id)
-		if leg == nil || !drive.Mapped(leg) {
+		if leg == nil || !drive.InTree(leg) {
 			return fmt.Errorf("prepare leg %v: %w", id, fs.ErrNotExist)
 		}
 		if err := d.held.prepare(label, leg, id, size, from); err != nil {
@@ -78,7 +81,10 @@ func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, siz
 		}
 	}
 	return h.within(leg.GetTreeId(), func(t *openTree) error {
-		if leg.GetZeroed() {
+		switch {
+		case drive.Based(leg) && (drive.Ready(leg) || from == Origin{}): // it grows when it is opened
+			return nil
+		case drive.Ready(leg):
 			return reach(t.Tree, id, size)
 		}
 		if err := begin(t.Tree, id, size, from); err != nil {

@@ -13,7 +13,11 @@ import (
 
 // newBackWorld has a snapshot db1@mon, and db1 written since and detached. It returns what the two hold.
 func newBackWorld(t *testing.T, seed uint64) (*snapWorld, int, int) {
-	w := newSnapWorld(t, seed)
+	return newBackWorldOf(t, seed, true)
+}
+
+func newBackWorldOf(t *testing.T, seed uint64, thin bool) (*snapWorld, int, int) {
+	w := newSnapWorldOf(t, seed, thin)
 	for range 10 {
 		w.writes(w.hosts["c1"])
 	}

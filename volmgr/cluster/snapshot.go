@@ -959,8 +959,8 @@ func (s *State) clonesBegin(v *Volume) string {
 //	                of the snapshot; all others are stale, and are copied whole later
 //	targets         labels say that the volume is going back
 //	Switching       the record: a new revision for each of these legs
-//	targets         the leg's record on the label is not prepared; then the leg is in its tree what the
-//	                snapshot is; then its record is prepared, under the new revision
+//	targets         the leg's record on the label is not prepared, or going back; then the leg is in its tree
+//	                what the snapshot is; then its record is prepared, under the new revision
 //	settleRestoring the record: it is over, and hosts can have the volume
 //
 // If the store is lost meanwhile, some legs may have gone back and others not. The labels say so, and the
@@ -1007,6 +1007,11 @@ func (in RestoreVolume) apply(t *tx) (view, error) {
 	if err := t.s.mayRestore(v, from, in); err != nil {
 		return nil, err
 	}
+	if !v.Thin {
+		if err := t.needsLevel(plainRestoreLevel, "going back of volumes that are not thin"); err != nil {
+			return nil, err
+		}
+	}
 	t.restore(t.volume(v.ID), from)
 	return volumeResult(v.ID), nil
 }
@@ -1036,9 +1041,6 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 		}
 	}
 	switch {
-	case !v.Thin:
-		return (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: v.object() + ": only thin volumes can go back to a snapshot"}).
-			hint("use a volume that begins as the snapshot: `weft volume create NAME --from %s`", from.Name)
 	case v.users() != "":
 		return refused(ReasonAttached, v.object(), "attached to %s, which would not know that it holds other data", v.users()).hint("`weft detach %s` first", v.Name)
 	case v.Holder != "" || len(v.FormerHosts) > 0:
@@ -1062,7 +1064,7 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 
 // goesBack returns the leg of a snapshot that a leg can be made again of; nil if there is none now.
 func (s *State) goesBack(l *Leg, from *Volume) *Leg {
-	if !l.trusted() || !s.servable(l) || !s.takesSnapshots(l.Node) {
+	if !l.trusted() || !s.servable(l) || !s.takesSnapshots(l.Node) || l.Based && s.targets[l.Node].status.Level < plainRestoreLevel {
 		return nil
 	}
 	for i := range from.Legs {
@@ -1216,7 +1218,7 @@ func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
 	d, _ := s.driveReport(l)
 	done := slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool {
 		if x.Switching {
-			return label.Leg == l.ID && label.Revision >= l.Revision && label.Zeroed
+			return label.Leg == l.ID && label.Revision >= l.Revision && label.Zeroed && !label.GoingBack
 		}
 		return label.Leg == l.ID && label.Volume.Generation >= x.Listed
 	})

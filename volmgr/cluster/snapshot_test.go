@@ -281,7 +281,7 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		if img.Kind == image.Based {
 			img.Kind = image.Plain
 		}
-		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: img, Based: based, Tree: l.Tree, Zeroed: t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
+		report.Legs = append(report.Legs, evidence.LegLabel{Leg: id, Column: l.Column, Copy: l.Copy, Image: img, Based: based, Tree: l.Tree, Zeroed: t.ready[id] || based, GoingBack: based && !t.ready[id], ZeroedExtents: 8, Volume: l.Volume, Revision: l.Revision, Boot: "1"})
 		made := LegReport{Leg: id, Ready: t.ready[id], Size: l.Size}
 		if made.Ready {
 			made.Zeroed = l.Size
@@ -929,7 +929,12 @@ func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
 // A volume goes back to its snapshot, on all of its legs or, after a while, without those that cannot be
 // reached, which are copied whole then.
 func TestAVolumeGoesBackToItsSnapshot(t *testing.T) {
-	w := newSnapWorld(t, 1)
+	for _, thin := range []bool{true, false} {
+		t.Run(fmt.Sprint("thin ", thin), func(t *testing.T) { goesBackToItsSnapshot(t, newSnapWorldOf(t, 1, thin)) })
+	}
+}
+
+func goesBackToItsSnapshot(t *testing.T, w *snapWorld) {
 	write := func() {
 		for range 10 {
 			w.writes(w.hosts["c1"])
@@ -1032,8 +1037,8 @@ func TestAVolumeThatCannotGoBackIsLeftAsItWas(t *testing.T) {
 func TestAVolumeThatGoesBackAfterTheLossOfTheStore(t *testing.T) {
 	again := 0
 	for moment := range 20 {
-		for _, kind := range []string{"drives", "new backup", "old backup"} {
-			w, before, held := newBackWorld(t, uint64(moment))
+		for i, kind := range []string{"drives", "new backup", "old backup"} {
+			w, before, held := newBackWorldOf(t, uint64(moment), (moment+i)%2 == 0)
 			records := w.s.Records()
 			w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
 			for range moment {
@@ -1126,10 +1131,6 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 	if e, err := w.s.Explain("db1"); err != nil || !slices.ContainsFunc(e.Facts, func(f string) bool { return strings.Contains(f, "db1@mon") }) {
 		t.Errorf("explain = %+v, %v", e, err)
 	}
-	var e *Error
-	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Kind != Unimplemented || !strings.Contains(e.Hint, "--from db1@mon") {
-		t.Errorf("to go back to it = %v, want a hint at a clone", err)
-	}
 	if again, err := Load(w.s.Records()); err != nil || !again.volumes.Get(w.volume("db1").ID).Legs[0].Based {
 		t.Errorf("the records say otherwise: %v", err)
 	}
@@ -1220,7 +1221,7 @@ func TestALegWithATreeLooksAtFewVolumes(t *testing.T) {
 
 // The same as for thin volumes holds whatever is asked for and fails meanwhile.
 func TestASnapshotOfAVolumeThatIsNotThinIsTheVolumeAtOneMoment(t *testing.T) {
-	complete := 0
+	complete, returned := 0, 0
 	for seed := range uint64(32) {
 		w := newSnapWorldOf(t, seed, false)
 		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond}[seed%3]
@@ -1228,9 +1229,27 @@ func TestASnapshotOfAVolumeThatIsNotThinIsTheVolumeAtOneMoment(t *testing.T) {
 			w.act()
 		}
 		complete += len(w.taken)
+		returned += w.returned
 	}
-	if complete < 20 {
-		t.Errorf("%d snapshots were complete: too few to tell anything", complete)
+	if complete < 20 || returned < 10 {
+		t.Errorf("%d snapshots were complete, and %d volumes went back: too few to tell anything", complete, returned)
+	}
+}
+
+// A volume that is not thin goes back from level 6 on, and only on targets that know it.
+func TestAVolumeThatIsNotThinGoesBackFromItsLevelOn(t *testing.T) {
+	w, _, _ := newBackWorldOf(t, 1, false)
+	w.s.level = plainRestoreLevel - 1
+	var e *Error
+	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Reason != ReasonOldParts {
+		t.Errorf("before its level = %v", err)
+	}
+	w.s.level = plainRestoreLevel
+	for _, on := range w.s.targets {
+		on.status.Level = plainRestoreLevel - 1
+	}
+	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Reason != ReasonNoInSyncLeg || !strings.Contains(e.Hint, "--from db1@mon") {
+		t.Errorf("on targets that do not know it = %v, want a hint at a clone", err)
 	}
 }
 
@@ -1241,8 +1260,14 @@ func TestASnapshotOfAVolumeThatIsNotThinIsRefused(t *testing.T) {
 		on.report.PlainSnapshots = false
 	}
 	var e *Error
-	if err := w.take("mon", "db1"); !errors.As(err, &e) || !strings.Contains(e.Text, "earlier version") || !strings.Contains(e.Hint, "--datapath user") {
+	if err := w.take("mon", "db1"); !errors.As(err, &e) || e.Reason != ReasonOldTarget || !strings.Contains(e.Text, "earlier version") || !strings.Contains(e.Hint, "--datapath user") {
 		t.Errorf("on targets of an earlier version = %v", err)
+	}
+	for _, on := range w.s.targets {
+		on.report.PlainSnapshots, on.status.Online = true, false
+	}
+	if err := w.take("mon", "db1"); !errors.As(err, &e) || e.Reason != ReasonNoInSyncLeg || !strings.Contains(e.Text, "cannot be reached") {
+		t.Errorf("on targets that are down = %v", err)
 	}
 	w = newSnapWorldOf(t, 1, false)
 	for _, d := range w.s.drives {

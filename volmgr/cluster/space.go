@@ -377,6 +377,9 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 // plainSnapshotLevel is the level from which on volumes that are not thin can have snapshots.
 const plainSnapshotLevel block.Level = 5
 
+// plainRestoreLevel is the level from which on they can go back to one.
+const plainRestoreLevel block.Level = 6
+
 // toldImage is the image and the tree of a leg as its target is told.
 func (l *Leg) toldImage() (img image.Image, tree block.UUID) {
 	img = l.Image
@@ -416,6 +419,12 @@ func (s *State) cannotSnapshot(l *Leg) string {
 	return ""
 }
 
+// neverSnapshots reports whether the target of a plain leg has said that it takes no snapshots of it.
+func (s *State) neverSnapshots(l *Leg) bool {
+	on := s.targets[l.Node]
+	return on != nil && on.report != nil && !(on.report.Snapshots && on.report.PlainSnapshots)
+}
+
 // mayBase refuses a snapshot of a volume that is not thin, if a column has no leg that can have one.
 func (t *tx) mayBase(v *Volume) error {
 	if v.Thin {
@@ -426,7 +435,11 @@ func (t *tx) mayBase(v *Volume) error {
 	}
 	for c := range v.Layout.Stripes {
 		if why := t.s.cannotSnapshotColumn(v, c); why != "" {
-			return refused(ReasonNoInSyncLeg, v.object(), "no snapshot of column %d can be taken: %s", c, why).
+			reason := ReasonNoInSyncLeg
+			if !slices.ContainsFunc(v.column(c), func(l *Leg) bool { return l.trusted() && !t.s.neverSnapshots(l) }) {
+				reason = ReasonOldTarget // waiting does not help
+			}
+			return refused(reason, v.object(), "no snapshot of column %d can be taken: %s", c, why).
 				hint("upgrade the target, run it with `--datapath user`, or make room; or move the leg: `weft leg move %s %d.0`", v.Name, c)
 		}
 	}

@@ -29,6 +29,7 @@ type LegLabel struct {
 	Incarnation string
 	Tree        block.UUID // of a mapped or based leg, or of a plain one that is about to have it, or had it
 	Based       bool       // there is a tree over the leg's extents
+	GoingBack   bool       // of a based leg: it does not hold yet what a snapshot does, and is to
 }
 
 // ZeroedSoFar is the number of a leg's extents that its label says are zeroed or hold data.
