@@ -113,6 +113,7 @@ func TestCreateVolumeFromASnapshotAgain(t *testing.T) {
 // The snapshot that is taken for a clone of a volume is there until the clone is whole, and no longer.
 func TestACloneOfAVolumeLeavesNoSnapshot(t *testing.T) {
 	thick := func(m *fakeManager) { m.volumes[firstID].Thin = false }
+	summed := func(m *fakeManager) { m.volumes[firstID].Layout.Integrity = true }
 	for _, test := range []struct {
 		name    string
 		prepare func(*fakeManager)
@@ -122,7 +123,8 @@ func TestACloneOfAVolumeLeavesNoSnapshot(t *testing.T) {
 	}{
 		{"that is made", nil, sized(2 << 30), codes.OK, []string{"pvc-1", "pvc-2"}},
 		{"that has no room", nil, sized(61 << 30), codes.OutOfRange, []string{"pvc-1"}},
-		{"of one that is not thin", thick, sized(1 << 30), codes.InvalidArgument, []string{"pvc-1"}},
+		{"of one that is not thin", thick, sized(1 << 30), codes.OK, []string{"pvc-1", "pvc-2"}},
+		{"of one with checksums", summed, sized(1 << 30), codes.InvalidArgument, []string{"pvc-1"}},
 		{"with another layout", nil, func(r *csi.CreateVolumeRequest) { r.Parameters["copies"] = "3" }, codes.InvalidArgument, []string{"pvc-1"}},
 		{"whose snapshot fails", func(m *fakeManager) { m.broken = "it took too long" }, sized(1 << 30), codes.Aborted, []string{"pvc-1"}},
 	} {

@@ -116,14 +116,15 @@ func (w wantedSnapshot) among(all []*pb.Volume) (*pb.Volume, error) {
 	return nil, status.Errorf(codes.AlreadyExists, "%s: it exists, of volume %s, requested of %s", w.doing(), other.Snapshot.VolumeId, w.of)
 }
 
-// canHaveSnapshots refuses a volume of which there can be no snapshot.
+// canHaveSnapshots refuses a volume of which there can never be a snapshot. The manager refuses one whose
+// targets cannot take it, and says what to do.
 func canHaveSnapshots(v *pb.Volume, doing string) error {
 	switch {
 	case v.Snapshot != nil:
 		return status.Errorf(codes.InvalidArgument, "%s: %s (%s) is a snapshot itself: create a volume from it instead", doing, v.Id, v.Name)
-	case !v.Thin:
-		return status.Errorf(codes.FailedPrecondition, `%s: volume %s (%s) is not thin, and only thin volumes have snapshots and clones: copy its data to a volume of a StorageClass with parameter %s: "true"`,
-			doing, v.Id, v.Name, paramThin)
+	case v.GetLayout().GetIntegrity():
+		return status.Errorf(codes.FailedPrecondition, "%s: volume %s (%s) has checksums, and such volumes have no snapshots and clones: copy its data to a volume of a StorageClass without parameter %s",
+			doing, v.Id, v.Name, paramIntegrity)
 	}
 	return nil
 }

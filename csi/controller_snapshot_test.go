@@ -14,6 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/proto/pb"
 )
@@ -80,7 +81,7 @@ func TestCreateSnapshotCodes(t *testing.T) {
 	of := func(id, name string) *csi.CreateSnapshotRequest {
 		return &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: name}
 	}
-	second := "00000000-0000-4000-8000-000000000003"
+	second, third := "00000000-0000-4000-8000-000000000003", "00000000-0000-4000-8000-000000000033"
 	for _, test := range []struct {
 		name string
 		r    *csi.CreateSnapshotRequest
@@ -97,12 +98,16 @@ func TestCreateSnapshotCodes(t *testing.T) {
 		{"a source that is not", of("00000000-0000-4000-8000-00000000000f", "s"), codes.NotFound, ""},
 		{"a source that is a snapshot", of(snapshotID, "s"), codes.InvalidArgument, "snapshot itself"},
 		{"the name of another volume's snapshot", of(second, "snap-1"), codes.AlreadyExists, firstID},
-		{"a volume that is not thin", of(second, "s"), codes.FailedPrecondition, `thin: "true"`},
+		{"a volume that is not thin", of(second, "s"), codes.OK, ""},
+		{"a volume with checksums", of(third, "s"), codes.FailedPrecondition, "without parameter integrity"},
 	} {
 		m := snapshotted(t)
 		if _, err := testController(m).CreateVolume(t.Context(), createRequest("thick", func(r *csi.CreateVolumeRequest) { delete(r.Parameters, "thin") })); err != nil {
 			t.Fatal(err)
 		}
+		summed := proto.CloneOf(m.volumes[second])
+		summed.Id, summed.Name, summed.Layout.Integrity = third, "summed", true
+		m.volumes[third] = summed
 		_, err := testController(m).CreateSnapshot(t.Context(), test.r)
 		if status.Code(err) != test.want || err != nil && !strings.Contains(err.Error(), test.says) {
 			t.Errorf("CreateSnapshot with %s = %v, want %v that says %q", test.name, err, test.want, test.says)

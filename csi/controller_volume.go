@@ -289,7 +289,7 @@ func (s *controllerServer) DeleteVolume(ctx context.Context, r *csi.DeleteVolume
 // deleteWhole deletes a volume, and what clones of it left: nobody looks for that any more.
 func (s *controllerServer) deleteWhole(ctx context.Context, v *pb.Volume) error {
 	doing := "delete volume " + v.Id
-	if v.Thin {
+	if !v.GetLayout().GetIntegrity() {
 		all, err := s.cfg.Manager.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true, Of: v.Id})
 		if err != nil && status.Code(err) != codes.NotFound {
 			return fromManager(doing, err)
