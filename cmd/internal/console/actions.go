@@ -83,7 +83,7 @@ var volumeChanges = []*action{{
 		{Name: "stripes", Label: "Columns", Kind: "text", Example: "the manager chooses"},
 		{Name: "pool", Label: "Pool", Kind: "text", Value: block.DefaultPool},
 		{Name: "spread", Label: "Copies differ in", Kind: "text", Value: block.DefaultSpread, Hint: "A label of nodes, such as rack"},
-		tick("thin", "Thin", "It takes space only where it is written, and can have snapshots"),
+		tick("thin", "Thin", "It takes space only where it is written"),
 	},
 	do: createVolume, then: toVolume,
 }, {

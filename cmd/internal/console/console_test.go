@@ -684,10 +684,12 @@ func TestSnapshotsOfFrozenFileSystems(t *testing.T) {
 
 func TestSnapshotsAreShownAndTaken(t *testing.T) {
 	w := loggedIn(t, person(access.Operator))
+	w.change("with checksums", func() { w.volume.Layout.Integrity, w.volume.Generation = true, 4 })
+	w.console.read.forget()
 	if _, text := w.get("/volumes/db1"); strings.Contains(text, "Snapshots</h2>") || strings.Contains(text, "/do/snapshot-create") {
 		t.Error("a volume that can have no snapshots shows some")
 	}
-	w.change("thin", func() { w.volume.Thin, w.volume.Generation = true, 5 })
+	w.change("without checksums", func() { w.volume.Layout.Integrity, w.volume.Generation = false, 5 })
 	w.console.read.forget()
 	if _, text := w.get("/volumes/db1"); !strings.Contains(text, "It has none.") || !strings.Contains(text, "/do/snapshot-create") || strings.Contains(text, "/do/volume-restore") {
 		t.Errorf("a volume without snapshots is shown as\n%s", text)

@@ -75,11 +75,14 @@ type snapshotRow struct {
 
 // snapshotsOf are the snapshots of a volume. A manager that is older than they are has none.
 func (s *Server) snapshotsOf(ctx context.Context, v *pb.Volume) (rows []snapshotRow, err error) {
-	if !v.GetThin() || v.GetSnapshot() != nil {
+	if v.GetLayout().GetIntegrity() || v.GetSnapshot() != nil {
 		return nil, nil
 	}
 	all, err := s.read.snapshots(ctx, v.GetName())
 	for _, x := range all {
+		if x.GetSnapshot() == nil {
+			continue
+		}
 		rows = append(rows, snapshotRow{x, volumeTone(x), volumeWord(x)})
 	}
 	return rows, err
@@ -89,7 +92,7 @@ func (s *Server) snapshotsOf(ctx context.Context, v *pb.Volume) (rows []snapshot
 func (s *Server) snapshotForms(v *pb.Volume, snapshots []snapshotRow, hosts []string) (forms []*form) {
 	attached := len(cli.AttachmentsOf(v)) > 0
 	switch {
-	case v.GetState() != pb.VolumeState_VOLUME_STATE_READY || !v.GetThin() || v.GetRestoringTo() != "":
+	case v.GetState() != pb.VolumeState_VOLUME_STATE_READY || v.GetLayout().GetIntegrity() || v.GetRestoringTo() != "":
 	case v.GetSnapshot() != nil:
 		forms = append(forms, s.formFor("snapshot-clone", v.GetName(), nil), s.formFor("snapshot-attach", v.GetName(), map[string][]string{"node": hosts}))
 		if attached {
