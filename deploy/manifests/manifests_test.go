@@ -3,9 +3,14 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -74,27 +79,30 @@ func TestChartRendersToTheManifests(t *testing.T) {
 func TestTheChartRefusesWhatCanNotWork(t *testing.T) {
 	dir, h := root(t), builtHelm(t)
 	for set, want := range map[string]string{
-		"volmgr.storage.type=hostPath":                                    "needs volmgr.nodeSelector",
-		"volmgr.storage.storageClassName=weft-mirrored":                   "cannot wait for itself",
-		"volmgr.enabled=false":                                            "managerAddress is empty",
-		"volmgr.replicas=2":                                               "replicas",
-		"networkPolicy.enabled=true":                                      "lock them out",
-		"serviceMonitor.enabled=true":                                     "needs a certificate of the cluster",
-		"tls.enabled=true,insecurePlainTCP=true":                          "set one of them",
-		"volmgr.enabled=false,managerAddress=m1:4480":                     "cannot be asked to trust its pods",
-		"logLevel=loud":                                                   "logLevel",
-		"target.datapath=nvmet":                                           "datapath",
-		"node.blockDevice=iscsi":                                          "blockDevice",
-		"controler.replicas=3":                                            "controler",
-		"node.csi.maxVolumes=-1":                                          "maxVolumes",
-		"storageClasses[0].name=a,storageClasses[0].kind=b":               "kind",
-		"kubeletDir=var/lib/kubelet":                                      "kubeletDir",
-		"image.digest=latest":                                             "digest",
-		"managerAddress=m1":                                               "managerAddress",
-		"volumeAttributesClasses[0].name=a":                               "parameters",
-		"snapshots.enabled=maybe":                                         "enabled",
-		"snapshots.classes[0].name=a,snapshots.classes[0].parameters.b=c": "parameters",
-		"storageClasses[0].name=a,storageClasses[0].parameters.stripes=4": "stripes",
+		"volmgr.storage.type=hostPath":                      "needs volmgr.nodeSelector",
+		"volmgr.storage.storageClassName=weft-mirrored":     "cannot wait for itself",
+		"volmgr.enabled=false":                              "managerAddress is empty",
+		"volmgr.replicas=2":                                 "replicas",
+		"networkPolicy.enabled=true":                        "lock them out",
+		"serviceMonitor.enabled=true":                       "needs a certificate of the cluster",
+		"tls.enabled=true,insecurePlainTCP=true":            "set one of them",
+		"volmgr.enabled=false,managerAddress=m1:4480":       "cannot be asked to trust its pods",
+		"logLevel=loud":                                     "logLevel",
+		"target.datapath=nvmet":                             "datapath",
+		"node.blockDevice=iscsi":                            "blockDevice",
+		"controler.replicas=3":                              "controler",
+		"node.csi.maxVolumes=-1":                            "maxVolumes",
+		"storageClasses[0].name=a,storageClasses[0].kind=b": "kind",
+		"kubeletDir=var/lib/kubelet":                        "kubeletDir",
+		"image.digest=latest":                               "digest",
+		"managerAddress=m1":                                 "managerAddress",
+		"volumeAttributesClasses[0].name=a":                 "parameters",
+		"snapshots.enabled=maybe":                           "enabled",
+		"snapshotMetadata.enabled=true":                     "needs snapshots",
+		"snapshots.enabled=true,snapshotMetadata.enabled=true,snapshotMetadata.certificate.secretName=a": "set both",
+		"snapshotMetadata.certificate.caCert=a":                                                          "caCert",
+		"snapshots.classes[0].name=a,snapshots.classes[0].parameters.b=c":                                "parameters",
+		"storageClasses[0].name=a,storageClasses[0].parameters.stripes=4":                                "stripes",
 	} {
 		_, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", set)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -125,6 +133,79 @@ func TestSnapshotsAreOnlyWhereTheClusterHasThem(t *testing.T) {
 				t.Errorf("helm template %v: has %q: %v, want %v", c.flags, what, got, c.want)
 			}
 		}
+	}
+}
+
+// What tools for backups ask is there if the values say so, and only then. The certificate that the chart
+// makes is valid for the address and by the authority that the tools are told.
+func TestSnapshotMetadataIsThereWhereItIsAskedFor(t *testing.T) {
+	dir, h := root(t), builtHelm(t)
+	parts := []string{"name: csi-snapshot-metadata", "kind: SnapshotMetadataService", "weft-csi-snapshot-metadata", "snapshotmetadataservices", "secretName: weft-snapshot-metadata", "kind: Secret"}
+	for _, c := range []struct {
+		set  string
+		want bool
+	}{
+		{"snapshots.enabled=true", false},
+		{"snapshots.enabled=true,snapshotMetadata.enabled=true", true},
+		{"snapshotMetadata.enabled=true,controller.enabled=false", false},
+	} {
+		out, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", c.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, what := range parts {
+			if got := strings.Contains(out, what); got != c.want {
+				t.Errorf("helm template --set %s: has %q: %v, want %v", c.set, what, got, c.want)
+			}
+		}
+		if c.want {
+			checkServed(t, out)
+		}
+	}
+	out, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", "snapshots.enabled=true,snapshotMetadata.enabled=true,snapshotMetadata.certificate.secretName=own",
+		"--set-string", "snapshotMetadata.certificate.caCert=-----BEGIN CERTIFICATE-----")
+	if err != nil || strings.Contains(out, "kind: Secret") || !strings.Contains(out, "secretName: own") || !strings.Contains(out, base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----"))) {
+		t.Errorf("with a certificate of one's own: %v\n%s", err, out)
+	}
+}
+
+// checkServed finds a certificate that tools would refuse, or a port that nobody serves.
+func checkServed(t *testing.T, rendered string) {
+	t.Helper()
+	field := func(name string) string {
+		t.Helper()
+		found := regexp.MustCompile(`(?m)^ *` + regexp.QuoteMeta(name) + `: "?([^"\n]+)"?$`).FindStringSubmatch(rendered)
+		if found == nil {
+			t.Fatalf("no field %s", name)
+		}
+		return found[1]
+	}
+	text := func(name string) []byte {
+		t.Helper()
+		b, err := base64.StdEncoding.DecodeString(field(name))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return b
+	}
+	pair, err := tls.X509KeyPair(text("tls.crt"), text("tls.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := x509.NewCertPool()
+	if !authority.AppendCertsFromPEM(text("caCert")) {
+		t.Fatal("caCert is no certificate")
+	}
+	host, _, err := net.SplitHostPort(field("address"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: authority}); err != nil {
+		t.Error(err)
+	}
+	port := regexp.MustCompile(`port: 6443\n +targetPort: (\S+)`).FindStringSubmatch(rendered)
+	if port == nil || !regexp.MustCompile(`- name: `+port[1]+`\n +containerPort: `).MatchString(rendered) {
+		t.Errorf("no container has the Service's port %q", port)
 	}
 }
 

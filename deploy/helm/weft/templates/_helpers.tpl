@@ -332,3 +332,17 @@ lifecycle:
 {{- $enabled := toString .Values.snapshots.enabled -}}
 {{- if and .Values.controller.enabled (or (eq $enabled "true") (and (eq $enabled "auto") (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1"))) }}true{{ end -}}
 {{- end }}
+
+{{- /* "true" if the chart installs what tools for backups ask for the data of snapshots */ -}}
+{{- define "weft.snapshotMetadata" -}}
+{{- if and .Values.snapshotMetadata.enabled .Values.controller.enabled }}
+{{- if not (include "weft.snapshots" .) }}
+{{- fail "snapshotMetadata.enabled needs snapshots: the cluster lacks their CRDs, or snapshots.enabled is false" }}
+{{- end }}
+{{- with .Values.snapshotMetadata.certificate }}
+{{- if ne (empty .secretName) (empty .caCert) }}
+{{- fail "snapshotMetadata.certificate: set both secretName and caCert, or none" }}
+{{- end }}
+{{- end }}true
+{{- end -}}
+{{- end }}
