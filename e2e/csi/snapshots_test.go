@@ -3,6 +3,7 @@
 package csi
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,23 +20,23 @@ import (
 
 // A file system is snapshotted and cloned while a pod writes it. Both clones are mounted for writing
 // beside it, on the same node: their journals are replayed, what was synced is there, and a larger
-// clone has a larger file system.
+// clone has a larger file system. So it is for volumes that are thin, and for those that are not.
 func TestClonesOfAFileSystemInUseAreMountedBesideIt(t *testing.T) {
 	needDevices(t)
-	for _, fsType := range []string{"ext4", "xfs"} {
+	for fsType, parameters := range map[string]map[string]string{"ext4": {"thin": "true"}, "xfs": {}} {
 		t.Run(fsType, func(t *testing.T) {
 			t.Parallel()
-			clonesBesideTheirOrigin(t, fsType)
+			clonesBesideTheirOrigin(t, fsType, parameters)
 		})
 	}
 }
 
-func clonesBesideTheirOrigin(t *testing.T, fsType string) {
+func clonesBesideTheirOrigin(t *testing.T, fsType string, parameters map[string]string) {
 	c := newCluster(t, []string{"t1", "t2"}, []string{"n1"})
 	controller := c.controller(csi.Config{})
 	const size = 320 * block.MiB
 	data := func(p *podVolume) string { return filepath.Join(p.target, "data") }
-	origin := c.mountedFrom(controller, fsType, nil, size)
+	origin := c.mountedFrom(controller, fsType, parameters, nil, size)
 	syncFile(t, data(origin), "first")
 	snapshot, err := controller.CreateSnapshot(within(t, 60*time.Second), &spec.CreateSnapshotRequest{SourceVolumeId: origin.id, Name: unique("snap")})
 	if err != nil || !snapshot.Snapshot.ReadyToUse {
@@ -44,10 +45,10 @@ func clonesBesideTheirOrigin(t *testing.T, fsType string) {
 	id := snapshot.Snapshot.SnapshotId
 	syncFile(t, data(origin), "second")
 
-	restored := c.mountedFrom(controller, fsType, &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Snapshot{
+	restored := c.mountedFrom(controller, fsType, parameters, &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Snapshot{
 		Snapshot: &spec.VolumeContentSource_SnapshotSource{SnapshotId: id},
 	}}, 2*size)
-	cloned := c.mountedFrom(controller, fsType, &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{
+	cloned := c.mountedFrom(controller, fsType, parameters, &spec.VolumeContentSource{Type: &spec.VolumeContentSource_Volume{
 		Volume: &spec.VolumeContentSource_VolumeSource{VolumeId: origin.id},
 	}}, size)
 	for p, want := range map[*podVolume]string{origin: "second", restored: "first", cloned: "second"} {
@@ -81,14 +82,16 @@ func clonesBesideTheirOrigin(t *testing.T, fsType string) {
 	c.nothingLeft()
 }
 
-// mountedFrom creates a thin volume that begins as another one, or as zeroes, and mounts it on n1.
-func (c *cluster) mountedFrom(controller spec.ControllerClient, fsType string, from *spec.VolumeContentSource, size block.Size) *podVolume {
+// mountedFrom creates a volume that begins as another one, or as zeroes, and mounts it on n1.
+func (c *cluster) mountedFrom(controller spec.ControllerClient, fsType string, parameters map[string]string, from *spec.VolumeContentSource, size block.Size) *podVolume {
 	c.t.Helper()
 	writer := fileSystem(spec.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER, fsType)
+	parameters = maps.Clone(parameters)
+	maps.Copy(parameters, map[string]string{"stripes": "1", "copies": "2"})
 	v, err := controller.CreateVolume(within(c.t, 30*time.Second), &spec.CreateVolumeRequest{
 		Name: unique("pvc"), VolumeCapabilities: []*spec.VolumeCapability{writer}, VolumeContentSource: from,
 		CapacityRange: &spec.CapacityRange{RequiredBytes: int64(size)},
-		Parameters:    map[string]string{"stripes": "1", "copies": "2", "thin": "true"},
+		Parameters:    parameters,
 	})
 	if err != nil {
 		c.t.Fatal(err)
