@@ -31,8 +31,8 @@ func newCreate(g *cli.Globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create " + argument + "...",
 		Short: "Take snapshots of volumes, all at one moment",
-		Long: `Take snapshots of thin volumes, attached or not. All that are given are taken at
-one moment: if a write is in one of them, then so is every write that was
+		Long: `Take snapshots of volumes, attached or not. All that are given are taken at one
+moment: if a write is in one of them, then so is every write that was
 acknowledged before it, to any of the volumes. So give volumes that belong
 together, such as the data and the log of a database, to one command. Writes
 wait while the snapshots are taken.
