@@ -29,7 +29,7 @@ type disk interface {
 // planted is a disk whose mapped legs can be served.
 type planted interface {
 	Trees() map[string]userspace.TreeSeen
-	Prepare(leg block.LegID, size block.Size, from userspace.Origin) error
+	Prepare(leg block.LegID, revision uint64, size block.Size, from userspace.Origin) error
 	Plant(leg block.LegID, tree string, size block.Size) error
 	Settle(leg block.LegID, rate block.Size) error
 	Unbase(leg block.LegID) error
@@ -83,7 +83,7 @@ func (t tools) do(ctx context.Context, o order) error {
 	case freeLeg:
 		return t.freeLeg(o)
 	case prepareLeg:
-		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.size, o.from) })
+		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.revision, o.size, o.from) })
 	case baseLeg:
 		return t.planted(o.drive, o.do)
 	case grantSpace:

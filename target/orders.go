@@ -49,12 +49,13 @@ type (
 		drive block.DriveID
 		leg   block.LegID
 	}
-	// prepareLeg puts a mapped leg into its tree, or makes it larger there.
+	// prepareLeg puts a mapped leg into its tree, or makes it larger there; or has a leg go back.
 	prepareLeg struct {
-		drive block.DriveID
-		leg   block.LegID
-		size  block.Size
-		from  userspace.Origin
+		drive    block.DriveID
+		leg      block.LegID
+		revision uint64 // of its record
+		size     block.Size
+		from     userspace.Origin
 	}
 	// baseLeg is a step on the way of a plain leg to a tree over it, or back.
 	baseLeg struct {
@@ -168,9 +169,9 @@ func (o zeroLeg) String() string { return fmt.Sprintf("zero leg %v", o.leg) }
 func (o mapLeg) String() string  { return o.step.String() }
 func (o prepareLeg) String() string {
 	if o.from != (userspace.Origin{}) {
-		return fmt.Sprintf("prepare leg %v of %v in its tree as %v", o.leg, o.size, o.from)
+		return fmt.Sprintf("prepare leg %v of %v at revision %d in its tree as %v", o.leg, o.size, o.revision, o.from)
 	}
-	return fmt.Sprintf("prepare leg %v of %v in its tree", o.leg, o.size)
+	return fmt.Sprintf("prepare leg %v of %v at revision %d in its tree", o.leg, o.size, o.revision)
 }
 func (o baseLeg) String() string { return fmt.Sprintf("%s leg %v", o.step, o.leg) }
 func (o grantSpace) String() string {

@@ -48,7 +48,7 @@ func (p *planner) leg(w wantedLeg) {
 		p.problem(legKey(w.id), "record", "%v", err)
 		return
 	}
-	if change != "" {
+	if change != "" && !p.prepares(w, record) {
 		p.order(putLeg{w.drive, w, p.floor(w.volume), change, have.identity()})
 	}
 	if record == nil {
@@ -100,19 +100,34 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 	case w.restores() && record.GetRevision() < w.GetRevision():
 		// First its record says that it is not prepared: growing it meanwhile would undo that.
 	case record.GetZeroed(): // it has begun, so its origin does not count
-		p.order(prepareLeg{w.drive, w.id, size, userspace.Origin{}})
+		p.order(prepareLeg{w.drive, w.id, record.GetRevision(), size, userspace.Origin{}})
+	case w.undecided():
 	case !w.GetOrigin().GetWait() && p.freezable(w):
-		p.order(prepareLeg{w.drive, w.id, size, w.origin})
+		p.order(prepareLeg{w.drive, w.id, record.GetRevision(), size, w.origin})
 	}
 }
+
+// prepares reports whether a leg that is to go back at a new revision is still being prepared for an earlier
+// one, which would end the way back that its record is about to begin.
+func (p *planner) prepares(w wantedLeg, record *pb.LegLabel) bool {
+	return w.restores() && record.GetRevision() < w.GetRevision() && p.seen.zeroing != nil && p.seen.zeroing(w.id)
+}
+
+// undecided reports whether the volume is going back and the leg is not told to what: a manager whose store
+// was lost does not know yet, or it does without the leg. What the leg holds is not the volume's, so it waits,
+// as its record says.
+func (w wantedLeg) undecided() bool { return w.GetVolume().GetRestoringToId() != "" && !w.restores() }
 
 // goBack orders that a based leg become what a snapshot holds. If that is not wanted any more, its record is
 // to say so: the leg is as it was.
 func (p *planner) goBack(w wantedLeg, record *pb.LegLabel) {
+	if w.undecided() {
+		return
+	}
 	if w.restores() && record.GetRevision() < w.GetRevision() { // first its record has this revision
 		return
 	}
-	p.order(prepareLeg{w.drive, w.id, block.Size(w.GetSizeBytes()), w.origin})
+	p.order(prepareLeg{w.drive, w.id, record.GetRevision(), block.Size(w.GetSizeBytes()), w.origin})
 }
 
 // freezable reports whether hosts use the leg that is to be frozen through its tree, and no other way is

@@ -248,11 +248,14 @@ func (l *Label) ungiven(granted []*pb.Extent) []*pb.Extent {
 func Ready(leg *pb.LegLabel) bool { return leg.GetZeroed() && !leg.GetGoingBack() }
 
 // Prepared records that a mapped leg is in its tree, which is formatted, with this size; or that a based one
-// holds what a snapshot does.
-func (l *Label) Prepared(id block.LegID, size block.Size) error {
+// holds what a snapshot does. Its record must still have the revision for which that was done.
+func (l *Label) Prepared(id block.LegID, revision uint64, size block.Size) error {
 	leg := l.Leg(id)
 	if leg == nil || !InTree(leg) || l.Tree(leg.GetTreeId()) == nil {
 		return fmt.Errorf("leg %v: not there", id)
+	}
+	if leg.GetRevision() != revision {
+		return fmt.Errorf("leg %v: prepared for revision %d, and its record has %d", id, revision, leg.GetRevision())
 	}
 	if Based(leg) {
 		leg.GoingBack = false

@@ -74,7 +74,7 @@ func TestExtentsGoFromTheReserveToTreesAndBack(t *testing.T) {
 	}
 	must(t, l.RemoveLeg(legID(1)))
 	expect("leg 1 removed", nil, map[uint32]string{2: "reserve", 5: "home of " + two, 7: "reserve"})
-	must(t, l.Prepared(legID(2), 300*block.MiB))
+	must(t, l.Prepared(legID(2), l.Leg(legID(2)).GetRevision(), 300*block.MiB))
 	if leg := l.Leg(legID(2)); !leg.Zeroed || leg.ZeroedExtents != 2 || !l.Tree(tree2).Formatted || !Whole(leg) {
 		t.Errorf("prepared: %v, %v", leg, l.Tree(tree2))
 	}

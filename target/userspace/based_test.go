@@ -97,12 +97,12 @@ func TestAPlainLegGetsATreeAndLosesItInUse(t *testing.T) {
 		must(t, p.disk.Plant(leg, leg.String(), plainSize))
 		must(t, p.disk.Plant(leg, leg.String(), plainSize)) // again, as after a lost answer
 		p.carve(t, legB)
-		if err := p.disk.Prepare(legB, plainSize, freezeOf(leg)); err == nil {
+		if err := p.prepare(legB, plainSize, freezeOf(leg)); err == nil {
 			t.Fatal("a leg was frozen that is not used through its tree")
 		}
 		p.swap(t)
 		mu.Lock()
-		must(t, p.disk.Prepare(legB, plainSize, freezeOf(leg)))
+		must(t, p.prepare(legB, plainSize, freezeOf(leg)))
 		frozen := now
 		mu.Unlock()
 		time.Sleep(20 * time.Millisecond)
@@ -176,7 +176,7 @@ func TestTheWayToATreeAndBackGoesOnInTheNextProcess(t *testing.T) {
 	again("a tree over the leg")
 	write('x', 1)
 	p.carve(t, legB)
-	must(t, p.disk.Prepare(legB, plainSize, freezeOf(leg)))
+	must(t, p.prepare(legB, plainSize, freezeOf(leg)))
 	write('b', 1)
 	again("a snapshot")
 	p.holds(t, legB, "axc")
@@ -220,18 +220,18 @@ func TestAPlainLegGoesBackToASnapshot(t *testing.T) {
 	must(t, p.disk.Plant(leg, leg.String(), plainSize))
 	p.swap(t)
 	p.carve(t, monday, tuesday)
-	must(t, p.disk.Prepare(monday, plainSize, freezeOf(leg)))
+	must(t, p.prepare(monday, plainSize, freezeOf(leg)))
 	write('x', 1)
-	must(t, p.disk.Prepare(tuesday, plainSize, freezeOf(leg)))
+	must(t, p.prepare(tuesday, plainSize, freezeOf(leg)))
 	write('y', 0)
-	must(t, p.disk.Prepare(leg, plainSize, backTo(monday))) // its record does not say that it is to
+	must(t, p.prepare(leg, plainSize, backTo(monday))) // its record does not say that it is to
 	reads("yx")
 	for range 2 {
 		turnsBack()
 		if l := p.disk.Label().Leg(leg); drive.Ready(l) || !drive.Whole(l) {
 			t.Fatalf("its record is %v", l)
 		}
-		must(t, p.disk.Prepare(leg, plainSize, backTo(monday)))
+		must(t, p.prepare(leg, plainSize, backTo(monday)))
 		reads("ab")
 	}
 	write('z', 1)
@@ -242,7 +242,7 @@ func TestAPlainLegGoesBackToASnapshot(t *testing.T) {
 			LegId: leg.String(), Extents: r.Extents, Image: r.Image, TreeId: r.TreeId, Revision: r.Revision + 1, Zeroed: true, Volume: r.Volume,
 		})
 	}))
-	if err := p.disk.Prepare(leg, plainSize, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || drive.Ready(p.disk.Label().Leg(leg)) {
+	if err := p.prepare(leg, plainSize, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || drive.Ready(p.disk.Label().Leg(leg)) {
 		t.Errorf("back to a snapshot that is not there: %v", err)
 	}
 	p.end(t)
@@ -251,12 +251,12 @@ func TestAPlainLegGoesBackToASnapshot(t *testing.T) {
 	if drive.Ready(p.disk.Label().Leg(leg)) {
 		t.Error("the next process takes it for ready")
 	}
-	must(t, p.disk.Prepare(leg, plainSize, backTo(tuesday)))
+	must(t, p.prepare(leg, plainSize, backTo(tuesday)))
 	p.leg = mapLeg(t, p.machine.Legs, p.tableOf(t))
 	reads("ax")
 	p.holds(t, monday, "ab")
 	turnsBack()
-	must(t, p.disk.Prepare(leg, plainSize, Origin{})) // it is not to any more
+	must(t, p.prepare(leg, plainSize, Origin{})) // it is not to any more
 	reads("ax")
 	freed(tuesday)
 	freed(monday)
@@ -265,7 +265,7 @@ func TestAPlainLegGoesBackToASnapshot(t *testing.T) {
 	if err := p.disk.Unbase(leg); err == nil {
 		t.Error("a leg that is going back was made plain")
 	}
-	must(t, p.disk.Prepare(leg, plainSize, Origin{}))
+	must(t, p.prepare(leg, plainSize, Origin{}))
 	p.settled(t)
 	must(t, p.disk.Unbase(leg))
 	p.swap(t)

@@ -51,7 +51,9 @@ func (o Origin) String() string {
 // Prepare puts a mapped leg into its tree, or makes it larger there, and then records it. A tree that
 // was never completely formatted is formatted: nothing was in it. Once the leg is recorded as prepared,
 // from does not count. A based leg is there, and can only go back to a snapshot.
-func (d *Disk) Prepare(id block.LegID, size block.Size, from Origin) error {
+//
+// It is for one revision of the leg's record: one that is late must not pass for the way back of a later one.
+func (d *Disk) Prepare(id block.LegID, revision uint64, size block.Size, from Origin) error {
 	return d.inTurn(func() error {
 		label, err := certain(d.Drive)
 		if err != nil {
@@ -64,7 +66,7 @@ func (d *Disk) Prepare(id block.LegID, size block.Size, from Origin) error {
 		if err := d.held.prepare(label, leg, id, size, from); err != nil {
 			return fmt.Errorf("prepare leg %v: %w", id, err)
 		}
-		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, size) })
+		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, revision, size) })
 	})
 }
 

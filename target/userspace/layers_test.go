@@ -143,7 +143,7 @@ func TestASnapshotIsTakenOfALeg(t *testing.T) {
 			}
 			p.carve(t, monday, tuesday)
 			before := acknowledged.Load()
-			must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+			must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 			after := acknowledged.Load()
 			close(stop)
 			<-ended
@@ -159,11 +159,11 @@ func TestASnapshotIsTakenOfALeg(t *testing.T) {
 			} else {
 				p.write(t, leg, 'b', 0)
 			}
-			must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+			must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 			p.holds(t, monday, "a-")
-			must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+			must(t, p.prepare(tuesday, block.GiB, freezeOf(leg)))
 			p.forgetPrepared(t, monday)
-			must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+			must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 			p.holds(t, monday, "a-")
 			p.holds(t, tuesday, "b-")
 			p.use(t, monday, func(d Device) {
@@ -190,10 +190,10 @@ func TestACloneIsNoSmallerThanItsSnapshotsLeg(t *testing.T) {
 	p := newPlanted(t)
 	p.stop(t)
 	p.write(t, leg, 'a', 0)
-	must(t, p.disk.Prepare(leg, 2*block.GiB, Origin{}))
+	must(t, p.prepare(leg, 2*block.GiB, Origin{}))
 	p.carve(t, monday, copied)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
-	must(t, p.disk.Prepare(copied, block.GiB, cloneOf(monday)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
 	p.write(t, copied, 'c', 1)
 	p.holds(t, monday, "a-")
 	p.holds(t, copied, "ac")
@@ -205,12 +205,12 @@ func TestACloneIsALegOfItsOwn(t *testing.T) {
 	p.stop(t)
 	p.write(t, leg, 'a', 0, 1)
 	p.carve(t, monday, copied)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
-	must(t, p.disk.Prepare(copied, 2*block.GiB, cloneOf(monday)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(copied, 2*block.GiB, cloneOf(monday)))
 	p.forgetPrepared(t, copied)
 	p.write(t, copied, 'c', 0)
-	must(t, p.disk.Prepare(copied, 2*block.GiB, cloneOf(monday))) // again
-	must(t, p.disk.Prepare(copied, 3*block.GiB, Origin{}))
+	must(t, p.prepare(copied, 2*block.GiB, cloneOf(monday))) // again
+	must(t, p.prepare(copied, 3*block.GiB, Origin{}))
 	p.write(t, copied, 'd', 2)
 	p.write(t, leg, 'b', 1)
 	p.holds(t, leg, "ab-")
@@ -236,7 +236,7 @@ func TestNoEmptyLegPassesForASnapshot(t *testing.T) {
 	p.carve(t, monday, tuesday, copied)
 	refused := func(what string, want error, id block.LegID, size block.Size, from Origin) {
 		t.Helper()
-		if err := p.disk.Prepare(id, size, from); !errors.Is(err, want) {
+		if err := p.prepare(id, size, from); !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", what, err, want)
 		}
 		must(t, p.disk.held.within(leg.String(), func(o *openTree) error {
@@ -255,13 +255,13 @@ func TestNoEmptyLegPassesForASnapshot(t *testing.T) {
 	if p.disk.Label().Leg(monday).GetZeroed() {
 		t.Error("the label says that it is prepared")
 	}
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	must(t, p.disk.held.within(leg.String(), func(o *openTree) error { return o.Delete(monday.UUID) }))
 	for _, from := range []Origin{{}, freezeOf(leg)} {
 		refused("a snapshot that was prepared and is lost", mapped.ErrUnknown, monday, block.GiB, from)
 	}
 	must(t, p.disk.Update(func(l *drive.Label) error { l.Tree(leg.String()).Formatted = false; return nil }))
-	if err := p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)); !errors.Is(err, mapped.ErrUnknown) || p.disk.Label().Tree(leg.String()).GetFormatted() {
+	if err := p.prepare(tuesday, block.GiB, freezeOf(leg)); !errors.Is(err, mapped.ErrUnknown) || p.disk.Label().Tree(leg.String()).GetFormatted() {
 		t.Errorf("a snapshot in a tree that was never formatted: %v", err)
 	}
 	p.end(t)
@@ -274,9 +274,9 @@ func TestALegGoesBackToASnapshot(t *testing.T) {
 		p := newPlanted(t)
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
 		p.carve(t, monday, tuesday)
-		must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+		must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), 0))
-		must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+		must(t, p.prepare(tuesday, block.GiB, freezeOf(leg)))
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("c"), 4096), 1<<20))
 		check := func(want string) {
 			t.Helper()
@@ -299,26 +299,26 @@ func TestALegGoesBackToASnapshot(t *testing.T) {
 		if !open {
 			p.stop(t)
 		}
-		must(t, p.disk.Prepare(leg, block.GiB, backTo(monday))) // it is prepared
+		must(t, p.prepare(leg, block.GiB, backTo(monday))) // it is prepared
 		check("bc")
 		for range 2 {
 			p.forgetPrepared(t, leg)
-			must(t, p.disk.Prepare(leg, block.GiB, backTo(monday)))
+			must(t, p.prepare(leg, block.GiB, backTo(monday)))
 			check("a-")
 		}
 		p.forgetPrepared(t, leg)
-		must(t, p.disk.Prepare(leg, block.GiB, backTo(tuesday)))
+		must(t, p.prepare(leg, block.GiB, backTo(tuesday)))
 		check("b-")
 		p.holds(t, monday, "a-")
 		p.forgetPrepared(t, leg)
-		if err := p.disk.Prepare(leg, block.GiB, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || p.disk.Label().Leg(leg).GetZeroed() {
+		if err := p.prepare(leg, block.GiB, backTo(copied)); !errors.Is(err, mapped.ErrUnknown) || p.disk.Label().Leg(leg).GetZeroed() {
 			t.Errorf("back to a snapshot that is not there: %v", err)
 		}
-		if err := p.disk.Prepare(monday, block.GiB, backTo(tuesday)); err != nil { // it is prepared
+		if err := p.prepare(monday, block.GiB, backTo(tuesday)); err != nil { // it is prepared
 			t.Error(err)
 		}
 		p.forgetPrepared(t, monday)
-		if err := p.disk.Prepare(monday, block.GiB, backTo(tuesday)); !errors.Is(err, mapped.ErrState) {
+		if err := p.prepare(monday, block.GiB, backTo(tuesday)); !errors.Is(err, mapped.ErrState) {
 			t.Errorf("a snapshot goes back: %v", err)
 		}
 		p.end(t)
@@ -330,12 +330,12 @@ func TestWhatALegHeldBeforeItWentBackComesFree(t *testing.T) {
 	p := newPlanted(t)
 	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
 	p.carve(t, monday)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	for c := range int64(50) {
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), c<<20))
 	}
 	p.forgetPrepared(t, leg)
-	must(t, p.disk.Prepare(leg, block.GiB, backTo(monday)))
+	must(t, p.prepare(leg, block.GiB, backTo(monday)))
 	p.machine.Drives.background.Wait()
 	p.idle(t)
 }
@@ -345,13 +345,13 @@ func TestAListDoesNotOutliveThatALegGoesBack(t *testing.T) {
 	p := newPlanted(t)
 	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
 	p.carve(t, monday)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), 20<<20))
 	e := export(t, p.machine.Legs)
 	e.take(t, 1)
 	e.closed() // the volume is detached
 	p.forgetPrepared(t, leg)
-	must(t, p.disk.Prepare(leg, block.GiB, backTo(monday))) // changes what is at 20 MiB
+	must(t, p.prepare(leg, block.GiB, backTo(monday))) // changes what is at 20 MiB
 	next := export(t, p.machine.Legs)
 	if got := listed(t, next); got != nil {
 		t.Errorf("the leg says that only %v was written since checkpoint 1", got)
@@ -401,11 +401,11 @@ func TestLegsOfATreeGoInAnyOrder(t *testing.T) {
 		p.stop(t)
 		p.carve(t, monday, tuesday, copied)
 		p.write(t, leg, 'a', 0, 1, 2)
-		must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+		must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 		p.write(t, leg, 'b', 0, 1)
-		must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+		must(t, p.prepare(tuesday, block.GiB, freezeOf(leg)))
 		p.write(t, leg, 'c', 0)
-		must(t, p.disk.Prepare(copied, block.GiB, cloneOf(monday)))
+		must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
 		p.write(t, copied, 'd', 2)
 		p.write(t, copied, 'a', 3)
 		for i, id := range order {
@@ -462,7 +462,7 @@ func TestALegLeavesItsTreeBeforeTheLabel(t *testing.T) {
 	p.stop(t)
 	p.carve(t, monday)
 	p.write(t, leg, 'a', 0)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	broken.Store(true)
 	if err := p.disk.FreeLeg(monday); err == nil || p.disk.Label().Leg(monday) == nil {
 		t.Errorf("freed with a tree that cannot be written: %v", err)
@@ -487,7 +487,7 @@ func TestALegInUseIsNotFreed(t *testing.T) {
 	p := newPlanted(t)
 	p.carve(t, monday)
 	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), 0))
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	if err := p.disk.FreeLeg(leg); !errors.Is(err, mapped.ErrInUse) || p.disk.Label().Leg(leg) == nil {
 		t.Errorf("a leg in use is freed: %v", err)
 	}
@@ -505,7 +505,7 @@ func TestTheNextProcessGoesOnGivingBackSpace(t *testing.T) {
 	for c := range int64(chunks) {
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("a"), 4096), c<<20))
 	}
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	for c := range int64(chunks) {
 		must(t, block.WriteAt(p.leg, bytes.Repeat([]byte("b"), 4096), c<<20+512<<10))
 	}
@@ -551,7 +551,7 @@ func TestLegsOfADamagedTreeCanGo(t *testing.T) {
 	p := newPlanted(t)
 	p.stop(t)
 	p.carve(t, monday)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	f, err := os.OpenFile(p.path, os.O_WRONLY, 0)
 	must(t, err)
 	for _, at := range []int64{1 << 20, 2 << 20} {

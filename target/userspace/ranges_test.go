@@ -24,7 +24,7 @@ func TestAnExportSaysWhereItsLegHasData(t *testing.T) {
 	grain := func(at int64) block.Range { return block.Range{Off: at, End: at + mapped.GrainSize} }
 	write(5 << 20)
 	p.carve(t, monday)
-	must(t, p.disk.Prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	write(7<<20 + 16384)
 	m, ok := p.leg.(controller.Mapper)
 	if !ok {
@@ -44,7 +44,7 @@ func TestAnExportSaysWhereItsLegHasData(t *testing.T) {
 		}
 	}
 	p.carve(t, tuesday)
-	must(t, p.disk.Prepare(tuesday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(tuesday, block.GiB, freezeOf(leg)))
 	for _, closed := range []bool{false, true} {
 		if closed {
 			p.stop(t)

@@ -28,6 +28,11 @@ type plantedDrive struct {
 	medium  func(path string, data block.Device) block.Device
 }
 
+// prepare prepares a leg at the revision that its record has.
+func (p *plantedDrive) prepare(id block.LegID, size block.Size, from Origin) error {
+	return p.disk.Prepare(id, p.disk.Label().Leg(id).GetRevision(), size, from)
+}
+
 func newPlanted(t *testing.T) *plantedDrive {
 	t.Helper()
 	return newPlantedOn(t, nil)
@@ -46,7 +51,7 @@ func newPlantedOn(t *testing.T, medium func(path string, data block.Device) bloc
 			LegId: leg.String(), TreeId: leg.String(), Image: pb.ImageKind_IMAGE_KIND_MAPPED, Revision: 1, Volume: &pb.VolumeLabel{VolumeId: leg.String()},
 		}))
 	}))
-	must(t, p.disk.Prepare(leg, block.GiB, Origin{}))
+	must(t, p.prepare(leg, block.GiB, Origin{}))
 	p.serve(t)
 	return p
 }
