@@ -183,7 +183,7 @@ func (c creation) otherFileSystem(v *pb.Volume) error {
 }
 
 // inPlace refuses a source whose legs are not where the legs of the volume must be: those of a clone
-// are there.
+// are there. A snapshot that is taken for it has those in sync.
 func (s *controllerServer) inPlace(ctx context.Context, c creation, v *pb.Volume) error {
 	if len(c.place.required) == 0 {
 		return nil
@@ -204,6 +204,9 @@ func (s *controllerServer) inPlace(ctx context.Context, c creation, v *pb.Volume
 		})
 	}
 	for _, l := range v.Legs {
+		if l.State == pb.LegState_LEG_STATE_DELETING || c.source.kind == kindVolume && l.State != pb.LegState_LEG_STATE_IN_SYNC {
+			continue
+		}
 		if !within[l.Node] {
 			return status.Errorf(codes.ResourceExhausted, "accessibility_requirements: %s: %s (%s) has a leg on %s, which is elsewhere, and a volume that begins as it is in the same place", c.doing(), v.Id, v.Name, l.Node)
 		}

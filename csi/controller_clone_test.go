@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/pb"
@@ -236,5 +237,36 @@ func TestACloneWhoseSnapshotIsInUseIsMade(t *testing.T) {
 	}
 	if _, err := testController(m).CreateVolume(t.Context(), createRequest("pvc-2", fromVolume(firstID))); err != nil {
 		t.Errorf("CreateVolume = %v", err)
+	}
+}
+
+// A leg that a volume has moved away from, and that its drive keeps because of snapshots, is not where a clone
+// will be, nor is one that is not in sync.
+func TestACloneIsNotRefusedBecauseOfLegsThatItDoesNotGet(t *testing.T) {
+	m := snapshotted(t)
+	m.nodes[0].Labels = map[string]string{"rack": "r1"}
+	v := m.volumes[firstID]
+	v.Thin = false
+	var here []*pb.Leg
+	for _, l := range v.Legs {
+		l.Node, l.State = m.nodes[0].Name, pb.LegState_LEG_STATE_IN_SYNC
+		here = append(here, l)
+	}
+	for _, state := range []pb.LegState{pb.LegState_LEG_STATE_DELETING, pb.LegState_LEG_STATE_STALE} {
+		other := proto.CloneOf(v.Legs[0])
+		other.Node, other.State = "elsewhere", state
+		here = append(here, other)
+	}
+	v.Legs = here
+	request := createRequest("pvc-2", fromVolume(firstID), func(r *csi.CreateVolumeRequest) {
+		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{Segments: map[string]string{topologyPrefix + "rack": "r1"}}}}
+	})
+	v.Legs[0].Node = "elsewhere"
+	if _, err := testController(m).CreateVolume(t.Context(), request); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("with a leg in sync elsewhere = %v", err)
+	}
+	v.Legs[0].Node = m.nodes[0].Name
+	if _, err := testController(m).CreateVolume(t.Context(), request); err != nil {
+		t.Error(err)
 	}
 }
