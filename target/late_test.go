@@ -66,3 +66,16 @@ func TestALegIsNotPreparedAcrossRevisions(t *testing.T) {
 		}
 	}
 }
+
+// A manager that does not know that a leg can be going back does not take it for one that is through.
+func TestALegThatGoesBackIsNotReportedAsZeroed(t *testing.T) {
+	record := &pb.LegLabel{LegId: legID(1).String(), Image: basedKind, Zeroed: true, GoingBack: true, ZeroedExtents: 1}
+	r := driveReport(driveID(1), driveSeen{label: &drive.Label{Legs: []*pb.LegLabel{record}}})
+	if l := r.GetLegs()[0]; l.GetZeroed() || !l.GetGoingBack() || l.GetZeroedExtents() != 1 || !record.GetZeroed() {
+		t.Errorf("its report is %v, and its record %v", l, record)
+	}
+	record.GoingBack = false
+	if r := driveReport(driveID(1), driveSeen{label: &drive.Label{Legs: []*pb.LegLabel{record}}}); !r.GetLegs()[0].GetZeroed() {
+		t.Errorf("back: %v", r.GetLegs()[0])
+	}
+}

@@ -72,9 +72,17 @@ func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
 		r.Trees = append(r.Trees, proto.CloneOf(t))
 	}
 	for _, l := range d.label.Legs {
-		r.Legs = append(r.Legs, proto.CloneOf(l))
+		r.Legs = append(r.Legs, legOnLabel(l))
 	}
 	return r
+}
+
+// legOnLabel is what the report says of a leg's record. Managers that do not know that a leg can be going back
+// take one that is not zeroed for one that is not through.
+func legOnLabel(record *pb.LegLabel) *pb.LegLabel {
+	record = proto.CloneOf(record)
+	record.Zeroed = drive.Ready(record)
+	return record
 }
 
 // oneCluster returns the cluster of the drives, if all agree.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
 )
 
 // leg is the id of copy n of the only column.
@@ -99,6 +100,24 @@ func TestAnExpansionIsProvenByAllLegsThatHaveGrown(t *testing.T) {
 		want := map[uint32]block.Size{4: block.GiB, 8: 2 * block.GiB}[grown]
 		if size, proven := q.Size(); size != want || !proven {
 			t.Errorf("with %d of 8 extents zeroed on one leg the size is %v, %v; want %v", grown, size, proven, want)
+		}
+	}
+}
+
+// A leg that is going back to a snapshot keeps its extents, although it is not reported as zeroed.
+func TestALegThatGoesBackKeepsItsExtents(t *testing.T) {
+	extents := image.Of([]image.Extent{{Start: 3, Count: 4}})
+	for _, c := range []struct {
+		label LegLabel
+		want  uint32
+	}{
+		{LegLabel{Image: extents}, 0},
+		{LegLabel{Image: extents, Zeroed: true}, 4},
+		{LegLabel{Image: extents, GoingBack: true}, 4},
+		{LegLabel{Image: extents, GoingBack: true, ZeroedExtents: 3}, 3},
+	} {
+		if got := c.label.ZeroedSoFar(); got != c.want {
+			t.Errorf("%+v: %d, want %d", c.label, got, c.want)
 		}
 	}
 }

@@ -32,10 +32,11 @@ type LegLabel struct {
 	GoingBack   bool       // of a based leg: it does not hold yet what a snapshot does, and is to
 }
 
-// ZeroedSoFar is the number of a leg's extents that its label says are zeroed or hold data.
+// ZeroedSoFar is the number of a leg's extents that its label says are zeroed or hold data. One that is going
+// back is not reported as zeroed, and keeps its extents.
 func (l *LegLabel) ZeroedSoFar() uint32 {
 	switch {
-	case !l.Zeroed:
+	case !l.Zeroed && !l.GoingBack:
 		return 0
 	case l.ZeroedExtents != 0 || l.Kind == image.Mapped: // of a mapped leg: its size in its tree
 		return l.ZeroedExtents
