@@ -5,6 +5,7 @@ package cluster
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -311,5 +312,35 @@ func TestAnUndecidedVolumeDoesNotGoBack(t *testing.T) {
 	}
 	if v = w.s.volumes.Get(id); v.Restoring != nil || w.legs[a.ID] != held {
 		t.Errorf("once a copy is chosen its leg holds %d, not %d: %+v", w.legs[a.ID], held, v.Restoring)
+	}
+}
+
+// A volume that goes back again after the loss of the store says why it does not get on: on targets that are
+// too old for it, and when it is told to.
+func TestAVolumeThatDoesNotGoBackOnOldTargetsSaysWhy(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		w, _, _ := newBackWorldOf(t, 1, false)
+		w.toSwitching()
+		if lost {
+			w.lose("drives", nil)
+		}
+		for range 5 {
+			for _, x := range w.targets {
+				r := w.targetReport(x)
+				r.Level = plainRestoreLevel - 1
+				w.must(TargetReported{Session: 1, Report: r})
+			}
+			w.must(Tick{})
+		}
+		if w.volume("db1").Restoring == nil {
+			t.Fatalf("lost %v: it is back", lost)
+		}
+		e, err := w.s.Explain("db1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waits := strings.Join(e.Waits, "; "); !strings.Contains(waits, "version") || strings.Contains(waits, "nothing of") {
+			t.Errorf("lost %v: it waits for %q", lost, waits)
+		}
 	}
 }

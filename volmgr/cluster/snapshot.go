@@ -1054,25 +1054,59 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 		return refused(ReasonNotReady, v.object(), "it has changed since: its generation is %d and its epoch %d, not %d and %d", v.Generation, v.Epoch, in.IfGeneration, in.IfEpoch).hint("look at it again: `weft volume show %s`", v.Name)
 	}
 	for c := range v.Layout.Stripes {
-		if !slices.ContainsFunc(v.column(c), func(l *Leg) bool { return s.goesBack(l, from) != nil }) {
-			return refused(ReasonNoInSyncLeg, v.object(), "column %d has no copy in sync that shares a drive with one of %s and can be reached", c, from.Name).
-				hint("`weft explain volume %s` shows where its legs are; or use a volume that begins as it: `weft volume create NAME --from %s`", from.Name, from.Name)
+		if err := s.columnGoesBack(v, from, c); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// goesBack returns the leg of a snapshot that a leg can be made again of; nil if there is none now.
-func (s *State) goesBack(l *Leg, from *Volume) *Leg {
-	if !l.trusted() || !s.servable(l) || !s.takesSnapshots(l.Node) || l.Based && s.targets[l.Node].status.Level < plainRestoreLevel {
-		return nil
-	}
-	for i := range from.Legs {
-		if x := &from.Legs[i]; x.Drive == l.Drive && x.tree() == l.tree() && x.Column == l.Column && x.trusted() {
-			return x
+// columnGoesBack refuses a volume of which one column cannot go back to a snapshot now.
+func (s *State) columnGoesBack(v, from *Volume, column int) error {
+	instead := fmt.Sprintf("or use a volume that begins as it: `weft volume create NAME --from %s`", from.Name)
+	old := ""
+	for _, l := range v.column(column) {
+		switch x, why := s.goesBack(l, from); {
+		case x != nil:
+			return nil
+		case l.trusted() && s.oldForBack(l):
+			old = why
 		}
 	}
-	return nil
+	if old != "" {
+		return refused(ReasonOldTarget, v.object(), "column %d cannot go back to %s: %s", column, from.Name, old).hint("upgrade the target; %s", instead)
+	}
+	return refused(ReasonNoInSyncLeg, v.object(), "column %d has no copy in sync that shares a drive with one of %s and can be reached", column, from.Name).
+		hint("`weft explain volume %s` shows where its legs are; %s", from.Name, instead)
+}
+
+// goesBack returns the leg of a snapshot that a leg can be made again of; if there is none now, it says why.
+func (s *State) goesBack(l *Leg, from *Volume) (x *Leg, why string) {
+	i := slices.IndexFunc(from.Legs, func(x Leg) bool {
+		return x.Drive == l.Drive && x.tree() == l.tree() && x.Column == l.Column && x.trusted()
+	})
+	switch {
+	case !l.trusted():
+		return nil, "it is not in sync"
+	case !s.servable(l):
+		return nil, cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s cannot serve it", l.Node))
+	case i < 0:
+		return nil, fmt.Sprintf("nothing of %s was found in its tree", from.Name)
+	case s.oldForBack(l):
+		return nil, fmt.Sprintf("target %s is of an earlier version, or has not `--datapath user`, and cannot have it go back to a snapshot", l.Node)
+	}
+	return &from.Legs[i], ""
+}
+
+// oldForBack reports whether a leg's target is one that cannot have it go back to a snapshot.
+func (s *State) oldForBack(l *Leg) bool {
+	return s.servable(l) && (!s.takesSnapshots(l.Node) || l.Based && s.targets[l.Node].status.Level < plainRestoreLevel)
+}
+
+// goingBack reports whether a leg's label says that it is going back to a snapshot.
+func (s *State) goingBack(l *Leg) bool {
+	d, _ := s.driveReport(l)
+	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool { return label.Leg == l.ID && label.GoingBack })
 }
 
 // restore begins the way back.
@@ -1080,7 +1114,7 @@ func (t *tx) restore(v, from *Volume) {
 	t.endHealing(v, "it goes back to a snapshot")
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		switch x := t.s.goesBack(l, from); {
+		switch x, _ := t.s.goesBack(l, from); {
 		case x != nil:
 			l.Origin = x.ID
 			continue
@@ -1152,7 +1186,7 @@ func (t *tx) findOrigins(v *Volume) {
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		if x := t.s.goesBack(l, from); x != nil && l.Origin.IsZero() {
+		if x, _ := t.s.goesBack(l, from); x != nil && l.Origin.IsZero() {
 			v = t.volume(v.ID)
 			v.leg(l.ID).Origin = x.ID
 		}
@@ -1224,15 +1258,25 @@ func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
 	})
 	switch {
 	case l.Origin.IsZero():
-		return fmt.Sprintf("nothing of %s was found in its tree", x.Name)
+		return s.noOriginOf(v, l)
 	case done && !x.Switching && s.targets[l.Node].exported.Has(l.ID): // what a host has sent there may still be written
 		return fmt.Sprintf("target %s to remove its export", l.Node)
 	case done && !x.Switching && !s.admitted(v, l): // or a host that lost the volume could still write there
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case done:
 		return ""
+	case x.Switching && s.oldForBack(l):
+		return fmt.Sprintf("target %s to be upgraded: its version cannot have legs go back to a snapshot", l.Node)
 	}
 	return cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s has not done it yet", l.Node))
+}
+
+// noOriginOf says why it is not known of what a leg is to be made again.
+func (s *State) noOriginOf(v *Volume, l *Leg) (why string) {
+	if from := s.volumes.Get(v.Restoring.To); from != nil {
+		_, why = s.goesBack(l, from)
+	}
+	return cmp.Or(why, fmt.Sprintf("nothing of %s was found in its tree", v.Restoring.Name))
 }
 
 // restoreAgain has a volume go back again to the snapshot that its labels name, if they say that it was

@@ -1248,8 +1248,8 @@ func TestAVolumeThatIsNotThinGoesBackFromItsLevelOn(t *testing.T) {
 	for _, on := range w.s.targets {
 		on.status.Level = plainRestoreLevel - 1
 	}
-	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Reason != ReasonNoInSyncLeg || !strings.Contains(e.Hint, "--from db1@mon") {
-		t.Errorf("on targets that do not know it = %v, want a hint at a clone", err)
+	if err := w.step(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"}); !errors.As(err, &e) || e.Reason != ReasonOldTarget || !strings.Contains(e.Text, "earlier version") || !strings.Contains(e.Hint, "upgrade") || !strings.Contains(e.Hint, "--from db1@mon") {
+		t.Errorf("on targets that do not know it = %v, want that it says so, and a hint at a clone", err)
 	}
 }
 
@@ -1301,5 +1301,35 @@ func TestHostsAreNotHeldWhileTreesAreMade(t *testing.T) {
 	w.settle()
 	if v := w.volume("db1@mon"); v.State != VolumeReady {
 		t.Errorf("the snapshot is %v", v.State)
+	}
+}
+
+// A column without a copy in sync may have one again: its target is not old.
+func TestASnapshotOfAColumnWithoutACopyInSyncIsNotRefusedForOldTargets(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	for i := range w.volume("db1").Legs {
+		w.volume("db1").Legs[i].Suspect = true
+	}
+	var e *Error
+	if _, err := w.s.Step(w.now, CreateSnapshots{Snapshots: []NewSnapshot{{Volume: "db1", Name: "x"}}, Seed: w.seed()}); !errors.As(err, &e) || e.Reason == ReasonOldTarget {
+		t.Errorf("without a copy in sync: reason %v: %v", e.Reason, err)
+	}
+}
+
+// What a leg waits for that is going back is not that it is zeroed.
+func TestALegThatGoesBackIsNotSaidToBeZeroed(t *testing.T) {
+	w, _, _ := newBackWorldOf(t, 1, false)
+	w.toSwitching()
+	for _, x := range w.targets {
+		w.targetActs(x) // its label says that it is going back
+	}
+	e, err := w.s.Explain("db1")
+	if err != nil || w.volume("db1").Restoring == nil {
+		t.Fatal(err, w.volume("db1").Restoring)
+	}
+	for _, why := range e.Waits {
+		if strings.Contains(why, "zeroed") {
+			t.Errorf("it waits for %q", why)
+		}
 	}
 }

@@ -436,7 +436,8 @@ func (t *tx) mayBase(v *Volume) error {
 	for c := range v.Layout.Stripes {
 		if why := t.s.cannotSnapshotColumn(v, c); why != "" {
 			reason := ReasonNoInSyncLeg
-			if !slices.ContainsFunc(v.column(c), func(l *Leg) bool { return l.trusted() && !t.s.neverSnapshots(l) }) {
+			trusted := slices.DeleteFunc(slices.Clone(v.column(c)), func(l *Leg) bool { return !l.trusted() })
+			if len(trusted) > 0 && !slices.ContainsFunc(trusted, func(l *Leg) bool { return !t.s.neverSnapshots(l) }) {
 				reason = ReasonOldTarget // waiting does not help
 			}
 			return refused(reason, v.object(), "no snapshot of column %d can be taken: %s", c, why).

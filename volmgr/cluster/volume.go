@@ -476,7 +476,7 @@ func (s *State) legWaitsFor(l *Leg) string {
 		return fmt.Sprintf("target %s: %s", l.Node, r.Error)
 	case l.State == LegDeleting:
 		return s.freeingWaitsFor(l)
-	case !r.Ready && l.mapped():
+	case !r.Ready && (l.mapped() || s.goingBack(l)):
 		return fmt.Sprintf("target %s has not made it yet", l.Node)
 	case ok && !r.Ready:
 		return fmt.Sprintf("target %s has zeroed %s", l.Node, r.Zeroed.Short())
