@@ -1265,10 +1265,16 @@ func (s *State) restoringWaitsFor(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s to fence epochs below %d", l.Node, v.Epoch)
 	case done:
 		return ""
-	case x.Switching && s.oldForBack(l):
+	}
+	return cmp.Or(s.upgradeForBack(v, l), s.legWaitsFor(l), fmt.Sprintf("target %s has not done it yet", l.Node))
+}
+
+// upgradeForBack says that a leg which is told to go back has a target that cannot; empty if it can.
+func (s *State) upgradeForBack(v *Volume, l *Leg) string {
+	if v.Restoring.Switching && s.oldForBack(l) {
 		return fmt.Sprintf("target %s to be upgraded: its version cannot have legs go back to a snapshot", l.Node)
 	}
-	return cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s has not done it yet", l.Node))
+	return ""
 }
 
 // noOriginOf says why it is not known of what a leg is to be made again.
