@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -17,7 +18,8 @@ const snapSpan = 32
 // Two hosts write to thin volumes, one through the kernel and one in user space, while snapshots of both
 // are taken at one moment. Each snapshot holds what was acknowledged before it was asked for, and nothing
 // that was begun after it was complete; each host reads that of the other one. A volume begins as a
-// snapshot, is written, and the snapshot stays as it is. No leg is lost.
+// snapshot, is written, and the snapshot stays as it is. No leg is lost. A volume that is not thin has
+// snapshots, too.
 func TestScenarioSnapshots(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, DriveSize: "4GiB", TargetFlags: []string{"--datapath", "user"}})
 	hosts := []*snapHost{{volume: "db1", machine: b.Clients[0], path: "kernel"}, {volume: "db2", machine: b.Clients[1], path: "user"}}
@@ -64,6 +66,7 @@ func TestScenarioSnapshots(t *testing.T) {
 		b.Detach(h.volume)
 		b.Verify(h.machine, b.Attach(h.volume, h.machine), snapSpan, testbed.Acks{}.Add(h.w))
 	}
+	plainComesBack(t, b, hosts[0].machine, hosts[1].machine)
 }
 
 // snapHost is a host of which snapshots are taken.
@@ -90,4 +93,51 @@ func clone(t *testing.T, b *testbed.Bed, h *snapHost, last string) {
 	}
 	b.Verify(h.machine, device, snapSpan, acks.Add(w))
 	b.Detach("c1")
+}
+
+// plainComesBack writes to a volume that is not thin through the kernel while it gets trees for its first
+// snapshot, has it, and is copied back after that is deleted. The snapshot holds what was acknowledged
+// before it was asked for, and no write waits for long. Then the volume goes back to another snapshot.
+func plainComesBack(t *testing.T, b *testbed.Bed, kernel, reader *vm.Machine) {
+	b.Create("plain", "256MiB", 1, 2)
+	w := b.Write(kernel, b.Attach("plain", kernel), snapSpan, 200, 1)
+	w.AwaitProgress(300, time.Minute)
+	before, began := testbed.Acks{}.Add(w), len(w.Log())
+	b.Weft("snapshot", "create", "plain@mon")
+	newest := w.Next()
+	w.AwaitProgress(300, time.Minute)
+	b.VerifyUpTo(reader, b.Attach("plain@mon", reader), snapSpan, before, newest)
+	b.Weft("detach", "plain@mon")
+	b.Weft("snapshot", "delete", "plain@mon")
+	deleted := time.Now()
+	b.Eventually(2*time.Minute, "the volume is copied back to its own place", func(context.Context) error {
+		for _, l := range b.Volume("plain").Legs {
+			if l.GetReason() != "" {
+				return fmt.Errorf("leg %d.%d: %s", l.GetColumn(), l.GetCopy(), l.GetReason())
+			}
+		}
+		return nil
+	})
+	back := time.Since(deleted)
+	w.AwaitProgress(100, time.Minute)
+	w.Stop()
+	stall, _ := testbed.LongestGap(w.Log()[began:])
+	t.Logf("not thin: copied back %v after its snapshot was deleted; no write of the kernel host waits for longer than %v", back.Round(time.Millisecond), stall.Round(time.Millisecond))
+	for _, e := range b.Events("volume plain") {
+		if e.GetKind() == "leg.stale" {
+			t.Errorf("%s: %s", e.GetKind(), e.GetText())
+		}
+	}
+	b.Detach("plain")
+	b.Verify(kernel, b.Attach("plain", kernel), snapSpan, testbed.Acks{}.Add(w))
+
+	kept, last := testbed.Acks{}.Add(w), w.Next()
+	b.Weft("snapshot", "create", "plain@tue")
+	w = b.Write(kernel, b.Volume("plain").GetAttachment().GetDevice(), snapSpan, 200, last)
+	w.AwaitProgress(300, time.Minute)
+	w.Stop()
+	b.Detach("plain")
+	b.Weft("volume", "restore", "plain", "--to", "plain@tue", "--accept-data-loss")
+	b.VerifyUpTo(kernel, b.Attach("plain", kernel), snapSpan, kept, last-1)
+	b.Detach("plain")
 }
