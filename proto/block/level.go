@@ -13,7 +13,7 @@ package block
 //	3  volumes may be thin; hosts may be without an agent
 //	4  thin volumes may have snapshots and clones
 //	5  so may volumes that are not thin, and hosts copy to the legs of detached volumes
-//	6  volumes that are not thin go back to a snapshot
+//	6  volumes that are not thin go back to a snapshot, and volumes may be sealed
 type Level uint32
 
 const (

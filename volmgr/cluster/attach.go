@@ -83,19 +83,21 @@ func (in Attach) apply(t *tx) (view, error) {
 	return attachmentResult(v.ID, in.Node), nil
 }
 
-// mode is the mode that is asked for, or the usual one: exclusive, and of a snapshot shared read-only.
+// mode is the mode that is asked for, or the usual one: exclusive, and shared read-only of what no host may
+// write.
 func (in Attach) mode(v *Volume) (AttachMode, error) {
 	usual := AttachExclusive
-	if v.IsSnapshot() {
+	if v.unwritten() {
 		usual = AttachSharedReadOnly
 	}
 	mode := cmp.Or(in.Mode, usual)
 	switch {
 	case mode != AttachExclusive && !mode.shared():
 		return mode, invalid("mode", "%q is not known", in.Mode)
-	case v.IsSnapshot() && mode != usual:
-		return mode, refused(ReasonReadOnly, v.object(), "it is a snapshot: hosts can only read it, in the mode %s", usual.words()).
-			hint("for a volume that begins as it and can be written: `weft volume create NAME --from %s`", v.Name)
+	case mode != usual && v.sealed():
+		return mode, refused(ReasonReadOnly, v.object(), "it is sealed: hosts can only read it, in the mode %s", usual.words()).hint("%s", v.version())
+	case mode != usual && v.IsSnapshot():
+		return mode, refused(ReasonReadOnly, v.object(), "it is a snapshot: hosts can only read it, in the mode %s", usual.words()).hint("%s", v.version())
 	}
 	return mode, nil
 }

@@ -595,6 +595,9 @@ func (v *Volume) record(l *Leg) block.LegRecord {
 	if v.IsSnapshot() {
 		r.Text += block.SnapshotText + len(v.Snapshot.Name)
 	}
+	if v.sealed() {
+		r.Labels, r.Text = r.Labels+1, r.Text+len(sealedLabel)+len(time.RFC3339)
+	}
 	return r
 }
 

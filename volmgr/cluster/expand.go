@@ -44,7 +44,7 @@ func (in ExpandVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.IsSnapshot() {
+	if v.unwritten() {
 		return nil, v.neverChanges()
 	}
 	if !v.usable() {

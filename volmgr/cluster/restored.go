@@ -78,7 +78,7 @@ func (t *tx) restored(v *Volume) {
 		v.Backup = &backup
 	}
 	v.Epoch += epochJump
-	v.Clean = v.IsSnapshot() // nobody could write it
+	v.Clean = v.unwritten() // nobody could write it
 	if v.taking() != nil {
 		v.Snapshot = v.Snapshot.with(nil) // what was frozen since the backup is not known: see settleTaking
 	}
@@ -189,6 +189,7 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	}
 	v.Holder = q.Holder(v.Holder)
 	v.Generation++
+	v.adoptSeal(q.Labels())
 	v.restoreAgain(q.RestoringTo(), t.peek(q.RestoringTo()), t.now)
 	t.volumeEvent(v, event.Info, event.VolumeChecked, "its record was compared with the labels on the drives"+q.Basis())
 }

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/labelset"
 )
 
 // A shared volume is attached to several hosts, all in one mode and at one epoch. The
@@ -105,6 +108,9 @@ func (a *Attachment) exported() bool { return a.State != Granting && a.FenceAt =
 func (v *Volume) checkShared() error {
 	if len(v.Shared) > 0 && v.Attachment != nil {
 		return fmt.Errorf("attached to %s alone, and shared", v.Attachment.Node)
+	}
+	if v.sealed() && slices.ContainsFunc(v.attachments(), func(a *Attachment) bool { return a.Mode != AttachSharedReadOnly }) {
+		return fmt.Errorf("sealed, and attached to %s for writing", v.users())
 	}
 	for i := range v.Shared {
 		a := &v.Shared[i]
@@ -387,6 +393,123 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 		a.State, a.FenceAt, a.Since = Granting, t.gen, t.now.UTC()
 		t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for the new boot of %s: the old boot's exports are being removed", v.Epoch, n.Name),
 			"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch))
+	}
+}
+
+// ---- sealed volumes ----
+
+// A sealed volume is written by no host any more, for ever: it can only be shared read-only. It is sealed
+// when the copies in sync are equal and no host can write it, so they stay equal whatever follows, and a
+// store that is rebuilt or restored needs no proof of that. What writes to its legs from then on is the
+// copying to legs that are not in sync, which nobody reads.
+//
+// What is sealed stays so: the record says it before the caller is answered, and then the labels of the
+// legs do. Any label that says so counts, whatever others say, since none says so too early.
+
+// sealLevel is the level from which on volumes can be sealed: an older manager would have them written.
+const sealLevel block.Level = 6
+
+// sealedLabel is where the labels of drives keep Volume.Sealed, among the labels of volumes.
+const sealedLabel = labelset.Own + "sealed"
+
+func (v *Volume) sealed() bool { return !v.Sealed.IsZero() }
+
+// unwritten reports whether no host may write the volume, nor could since its copies were equal.
+func (v *Volume) unwritten() bool { return v.IsSnapshot() || v.sealed() }
+
+// SealVolume makes a volume one that no host writes any more. Result: Volume.
+type SealVolume struct{ Volume string }
+
+func (in SealVolume) apply(t *tx) (view, error) {
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if v.sealed() {
+		return volumeResult(v.ID), nil
+	}
+	if err := cmp.Or(t.needsLevel(sealLevel, "sealed volumes"), t.s.maySeal(v)); err != nil {
+		return nil, err
+	}
+	next := v.clone()
+	next.Sealed = t.now.UTC()
+	if d := t.s.lacksRoom(v, next); d != nil {
+		return nil, t.s.labelFull(v, d, "volume")
+	}
+	fresh := t.volume(v.ID)
+	fresh.Generation++
+	fresh.Sealed, fresh.SealedAt = next.Sealed, fresh.Generation
+	t.volumeEvent(fresh, event.Info, event.VolumeSealed, "no host writes it any more")
+	return volumeResult(v.ID), nil
+}
+
+// maySeal refuses a volume that a host may write, now or without the manager's word, or whose copies may
+// differ.
+func (s *State) maySeal(v *Volume) error {
+	writer := slices.IndexFunc(v.attachments(), func(a *Attachment) bool { return a.Mode != AttachSharedReadOnly })
+	switch {
+	case v.IsSnapshot():
+		return v.neverChanges()
+	case !v.usable():
+		return refused(ReasonNotReady, v.object(), "%s", v.unready()).hint("`weft explain volume %s` says what it waits for", v.Name)
+	case v.ExpandingTo != 0:
+		return refused(ReasonNotReady, v.object(), "it is being expanded").hint("wait until `weft explain volume %s` no longer shows it", v.Name)
+	case writer >= 0:
+		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).hint("`weft detach %s` first", v.Name)
+	case v.writerMayRemain():
+		return refused(ReasonAttached, v.object(), "a host that had it has not confirmed its release").hint("%s", v.detachInOrder())
+	case !v.Clean || v.suspects():
+		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since its last host did not release it cleanly").hint("%s", v.detachInOrder())
+	case strings.HasPrefix(v.Formatted, Formatting):
+		return refused(ReasonNotReady, v.object(), "the making of a file system on it was not completed: %s", v.Formatted).
+			hint("mount it for writing once, or say that nothing on it is needed: `weft volume set %s --formatted none`", v.Name)
+	case v.undecided():
+		return refused(ReasonNoInSyncLeg, v.object(), "column %d has no copy in sync", v.unreadable(v.inSync())).hint("`weft explain volume %s` says what can be done", v.Name)
+	}
+	return nil
+}
+
+// detachInOrder says how a volume comes to be clean.
+func (v *Volume) detachInOrder() string {
+	return fmt.Sprintf("attach it to one host, which makes its copies equal, and detach it in order: `weft attach %s --node NODE`, `weft detach %s`", v.Name, v.Name)
+}
+
+// sealedBy is when a volume was sealed by the labels of its legs; zero if none says so. A date that cannot
+// be read counts: it is of a later version.
+func sealedBy(labels []evidence.LegLabel) (at time.Time) {
+	for _, l := range labels {
+		text, says := l.Volume.Labels[sealedLabel]
+		if !says {
+			continue
+		}
+		when, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			when = time.Unix(0, l.Volume.Created)
+		}
+		if when = when.UTC(); at.IsZero() || when.Before(at) {
+			at = when
+		}
+	}
+	return at
+}
+
+// adoptSeal seals a volume whose record is older than its labels, which say that it was sealed.
+func (v *Volume) adoptSeal(labels []evidence.LegLabel) {
+	if at := sealedBy(labels); !at.IsZero() && !v.sealed() {
+		v.Sealed, v.SealedAt, v.Clean = at, v.Generation, true
+	}
+}
+
+// explainSealed says what being sealed means, and which labels do not say so yet.
+func (s *State) explainSealed(e *Explanation, v *Volume) {
+	if !v.sealed() {
+		return
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("it was sealed at %s: no host writes it any more, and any number of hosts can read it", v.Sealed.Format(time.RFC3339)))
+	for column := range v.Layout.Stripes {
+		if l := s.labelsLack(v, column, v.SealedAt); l != nil {
+			e.Waits = append(e.Waits, fmt.Sprintf("the label of %v to say that the volume is sealed", l))
+		}
 	}
 }
 

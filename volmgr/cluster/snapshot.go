@@ -132,9 +132,24 @@ func (v *Volume) taking() *Taking {
 // IsSnapshot reports whether the volume is a snapshot.
 func (v *Volume) IsSnapshot() bool { return v.Snapshot != nil }
 
+// neverChanges refuses to change a volume that no host may write.
 func (v *Volume) neverChanges() error {
-	return refused(ReasonReadOnly, v.object(), "a snapshot never changes").
-		hint("for a volume that begins as it: `weft volume create NAME --from %s`", v.Name)
+	what := "a snapshot"
+	if v.sealed() {
+		what = "a sealed volume"
+	}
+	return refused(ReasonReadOnly, v.object(), "%s never changes", what).hint("%s", v.version())
+}
+
+// version says how to have a volume that begins as one that no host may write, and can be written.
+func (v *Volume) version() string {
+	if v.IsSnapshot() {
+		return fmt.Sprintf("for a volume that begins as it and can be written: `weft volume create NAME --from %s`", v.Name)
+	}
+	if v.Layout.Integrity { // it can have no snapshots
+		return "copy what it holds to a new volume"
+	}
+	return fmt.Sprintf("for a volume that begins as it and can be written: `weft snapshot create %s@NAME`, `weft volume create NEW --from %s@NAME`", v.Name, v.Name)
 }
 
 // NewSnapshot names one snapshot to take.
@@ -1021,7 +1036,7 @@ func (s *State) restorable(in RestoreVolume) (v, from *Volume, err error) {
 	if v, err = s.find(in.Volume); err != nil {
 		return nil, nil, err
 	}
-	if v.IsSnapshot() {
+	if v.unwritten() {
 		return nil, nil, v.neverChanges()
 	}
 	if from, err = s.find(in.Snapshot); err != nil {

@@ -688,7 +688,7 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 func (t *tx) promote(v *Volume, id block.LegID) {
 	t.endHealing(v, "an operator promotes a leg")
 	v.Epoch++
-	v.Clean = false
+	v.Clean = v.unwritten() // nobody could write it
 	v.Generation++
 	chosen := v.leg(id)
 	chosen.good()

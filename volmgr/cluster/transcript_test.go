@@ -363,6 +363,7 @@ var scriptCommands = map[string]func(*script, args) string{
 		return s.reportTarget(s.targets[a.word(0)])
 	},
 	"delete":       func(s *script, a args) string { return s.step(DeleteVolume{a.word(0)}) },
+	"seal":         func(s *script, a args) string { return s.step(SealVolume{a.word(0)}) },
 	"confirm-dead": func(s *script, a args) string { return s.step(ConfirmNodeDead{a.node(0)}) },
 	"remove-node":  func(s *script, a args) string { return s.step(RemoveNode{a.node(0)}) },
 	"label":        func(s *script, a args) string { return s.step(SetNodeLabels{a.node(0), a.options}) },

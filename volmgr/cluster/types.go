@@ -316,6 +316,10 @@ type Volume struct {
 	// Restoring is how far the volume is on its way back to a snapshot; nil: it is not. It is never
 	// changed in place.
 	Restoring *Restoring `json:"restoring,omitempty"`
+	// Sealed is when the volume was sealed, so that no host writes it any more; zero: it was not. SealedAt is
+	// the volume's generation since which labels say so. See shared.go.
+	Sealed   time.Time `json:"sealed,omitzero"`
+	SealedAt uint64    `json:"sealed_at,omitempty"`
 	// Epoch is that of the newest grant, handed out or not. Targets admit nothing below it.
 	Epoch block.Epoch `json:"epoch"`
 	// Clean: the in-sync legs of each column are identical and no host can write.

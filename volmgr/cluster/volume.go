@@ -745,6 +745,8 @@ func (v *Volume) mayBecome(formatted string) error {
 	switch {
 	case len(formatted) > mostFormatted || strings.TrimSpace(formatted) != formatted:
 		return invalid("formatted", "%q is not the name of a file system", formatted)
+	case formatted == NotFormatted && v.sealed():
+		return v.neverChanges()
 	case formatted == NotFormatted && v.users() != "":
 		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).
 			hint("`weft detach %s` first", v.Name)
@@ -784,30 +786,32 @@ func (v *Volume) kept() map[string]string {
 	return v.Labels
 }
 
-// onDrives are the volume's labels, Formatted and Authentication as drive labels keep them.
+// onDrives are the volume's labels, Formatted, Authentication and Sealed as drive labels keep them.
 func (v *Volume) onDrives() map[string]string {
 	labels := maps.Clone(v.kept())
-	if v.Formatted != "" {
-		if labels == nil {
-			labels = map[string]string{}
-		}
-		labels[formattedLabel] = v.Formatted
+	own := map[string]string{formattedLabel: v.Formatted, authenticationLabel: v.Authentication}
+	if v.sealed() {
+		own[sealedLabel] = v.Sealed.Format(time.RFC3339)
 	}
-	if v.Authentication != "" {
+	for key, value := range own {
+		if value == "" {
+			continue
+		}
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		labels[authenticationLabel] = v.Authentication
+		labels[key] = value
 	}
 	return labels
 }
 
-// fromDrives is the inverse of onDrives.
+// fromDrives is the inverse of onDrives. For Sealed, see sealedBy.
 func fromDrives(onDrives map[string]string) (labels map[string]string, formatted, authentication string) {
 	labels = maps.Clone(onDrives)
 	formatted, authentication = labels[formattedLabel], labels[authenticationLabel]
 	delete(labels, formattedLabel)
 	delete(labels, authenticationLabel)
+	delete(labels, sealedLabel)
 	if word, err := checkAuthentication(authentication); err == nil {
 		return labels, formatted, word
 	}

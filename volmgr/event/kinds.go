@@ -49,6 +49,7 @@ const (
 	VolumeHealing    = "volume.healing"   // a host copies to the legs of a detached volume
 	HealingEnded     = "volume.healing-ended"
 	VolumeWentBack   = "volume.restored"
+	VolumeSealed     = "volume.sealed"         // no host writes it any more
 	RestoreFailed    = "volume.restore-failed" // it is unchanged
 	VolumeUpdated    = "volume.updated"
 	VolumeFormatted  = "volume.formatted"
