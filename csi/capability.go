@@ -70,3 +70,11 @@ func checkCapabilities(all []*csi.VolumeCapability, copies uint32, fsType string
 	}
 	return nil
 }
+
+// onlyReads reports whether all of some capabilities are for reading.
+func onlyReads(all []*csi.VolumeCapability) bool {
+	return !slices.ContainsFunc(all, func(c *csi.VolumeCapability) bool {
+		mode := c.GetAccessMode().GetMode()
+		return mode != csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY && mode != csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	})
+}

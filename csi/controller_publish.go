@@ -36,9 +36,13 @@ func attachmentTo(v *pb.Volume, node string) *pb.Attachment {
 	return nil
 }
 
-// wantedMode says how a volume should be attached to a node.
-func wantedMode(r *csi.ControllerPublishVolumeRequest, copies uint32) (pb.AttachMode, error) {
-	mode, err := attachMode(r.GetVolumeCapability(), copies)
+// wantedMode says how a volume should be attached to a node. One that is sealed is attached for reading,
+// whatever its claim was for; the node service refuses pods that would write.
+func wantedMode(r *csi.ControllerPublishVolumeRequest, v *pb.Volume) (pb.AttachMode, error) {
+	mode, err := attachMode(r.GetVolumeCapability(), v.GetLayout().GetCopies())
+	if err == nil && v.GetSealed() != nil {
+		return pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY, nil
+	}
 	if err == nil && r.GetReadonly() && mode != pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY {
 		return 0, status.Error(codes.InvalidArgument, "readonly: supported only for the access mode MULTI_NODE_READER_ONLY")
 	}
@@ -67,7 +71,7 @@ func (s *controllerServer) ControllerPublishVolume(ctx context.Context, r *csi.C
 	if err != nil {
 		return nil, err
 	}
-	mode, err := wantedMode(r, v.GetLayout().GetCopies())
+	mode, err := wantedMode(r, v)
 	if err != nil {
 		return nil, err
 	}

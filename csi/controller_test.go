@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"weft.dev/weft/proto/pb"
 )
@@ -409,6 +410,29 @@ func TestPublishCodes(t *testing.T) {
 		}
 		if _, err := testController(m).ControllerPublishVolume(t.Context(), test.r); status.Code(err) != test.want {
 			t.Errorf("ControllerPublishVolume with %s = %v, want %v", test.name, err, test.want)
+		}
+	}
+}
+
+func TestASealedVolumeIsPublishedForReading(t *testing.T) {
+	m := newFakeManager()
+	walked(t, m, 1)
+	m.volumes[firstID].Sealed = timestamppb.Now()
+	r, err := testController(m).ControllerPublishVolume(t.Context(), publishRequest(firstID, "n1"))
+	if err != nil || r.GetPublishContext()[publishMode] != "SHARED_READ_ONLY" {
+		t.Errorf("ControllerPublishVolume of a sealed volume = %v, %v", r, err)
+	}
+	if mode := m.volumes[firstID].GetAttachment().GetMode(); mode != pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY {
+		t.Errorf("it is attached as %v", mode)
+	}
+	for mode, want := range map[csi.VolumeCapability_AccessMode_Mode]bool{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:      false,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:  true,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY: true,
+	} {
+		v, err := testController(m).ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: firstID, VolumeCapabilities: []*csi.VolumeCapability{mountCapability(mode, "")}})
+		if err != nil || (v.GetConfirmed() != nil) != want {
+			t.Errorf("ValidateVolumeCapabilities of a sealed volume for %v = %v, %v", mode, v, err)
 		}
 	}
 }

@@ -318,6 +318,8 @@ func (s *controllerServer) ValidateVolumeCapabilities(ctx context.Context, r *cs
 		why = status.Convert(err).Message()
 	} else if _, err := parseMutable(r.GetMutableParameters()); err != nil {
 		why = status.Convert(err).Message()
+	} else if v.GetSealed() != nil && !onlyReads(r.GetVolumeCapabilities()) {
+		why = "volume_capabilities: the volume is sealed, and no host writes it any more"
 	}
 	if why != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil

@@ -155,6 +155,7 @@ type wanted struct {
 	flags    []string
 	readOnly bool
 	alone    bool // one target at most
+	sealed   bool // no host writes the volume any more, though its claim is for writing
 }
 
 // parseWanted checks a capability; context is the volume's.

@@ -54,6 +54,10 @@ func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publi
 		VolumeId: r.GetVolumeId(), StagingTargetPath: r.GetStagingTargetPath(), PublishContext: r.GetPublishContext(),
 		VolumeCapability: r.GetVolumeCapability(), VolumeContext: r.GetVolumeContext(),
 	})
+	if err == nil && req.sealed && !r.GetReadonly() {
+		return req, status.Errorf(codes.FailedPrecondition,
+			"readonly: volume %s is sealed, so that no host writes it any more: mount it with readOnly: true in the pod's persistentVolumeClaim, or write to a clone of it", req.volume)
+	}
 	req.readOnly = req.readOnly || r.GetReadonly()
 	return req, err
 }

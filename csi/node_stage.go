@@ -60,6 +60,10 @@ func (s *nodeServer) parseStaging(r *csi.NodeStageVolumeRequest) (req staging, e
 	if req.publication, err = parsePublication(r.GetPublishContext()); err != nil {
 		return req, status.Error(codes.InvalidArgument, err.Error())
 	}
+	if req.publication.mode == pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY && !req.shared() {
+		// The controller attaches a sealed volume so, whatever its claim is for.
+		req.mode, req.readOnly, req.sealed = req.publication.mode, true, true
+	}
 	if req.publication.mode != req.mode {
 		return req, status.Errorf(codes.InvalidArgument, "volume_capability: needs the volume attached as %s, but it was published as %s", modeText(req.mode), modeText(req.publication.mode))
 	}

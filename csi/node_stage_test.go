@@ -239,6 +239,30 @@ func TestASharedVolumeIsMountedWithoutAWrite(t *testing.T) {
 	}
 }
 
+// A claim for writing whose volume was sealed is attached for reading, and only pods that ask for that get it.
+func TestAClaimOfASealedVolumeIsReadOnly(t *testing.T) {
+	for name, capability := range map[string]*csi.VolumeCapability{
+		"file system": mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "ext4"),
+		"raw device":  blockCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
+	} {
+		w := newNodeWorld(t)
+		w.disk.start = encode("ext4", otherID, 512*mib, true)
+		w.readers("")
+		w.stage.VolumeCapability = capability
+		succeeds(t, name+": stage", w.stageErr())
+		w.publish = publishOf(w.stage, "/pods/p1")
+		refused(t, name+": publish for writing", w.publishErr(), codes.FailedPrecondition, "sealed", "readOnly: true")
+		if _, ok := w.mountedAt("/pods/p1"); ok {
+			t.Errorf("%s: a pod that writes has a sealed volume", name)
+		}
+		w.publish.Readonly = true
+		succeeds(t, name+": publish for reading", w.publishErr())
+		if m, ok := w.mountedAt("/pods/p1"); !ok || !m.ReadOnly() {
+			t.Errorf("%s: the target is %+v", name, m)
+		}
+	}
+}
+
 // readers attaches the volume to nodes that share it for reading.
 func (w *nodeWorld) readers(fsType string) {
 	w.disk.readOnly = true

@@ -229,7 +229,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
 		Authentication:        cmp.Or(v.Authentication, block.PropertyAuthentication.Default),
 		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild), Thin: v.Thin,
-		CloneOf: string(v.CloneOf), Failed: v.Failed,
+		CloneOf: string(v.CloneOf), Failed: v.Failed, Sealed: pbTime(v.Sealed),
 	}
 	if x := v.Restoring; x != nil {
 		out.RestoringTo = string(x.Name)

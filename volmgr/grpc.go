@@ -367,6 +367,11 @@ func (m *Manager) RestoreVolume(ctx context.Context, r *pb.RestoreVolumeRequest)
 	return call(ctx, m, cluster.RestoreVolume{Volume: r.Volume, Snapshot: r.Snapshot, IfGeneration: r.IfGeneration, IfEpoch: block.Epoch(r.IfEpoch)}, pbVolume)
 }
 
+// SealVolume makes a volume one that no host writes any more.
+func (m *Manager) SealVolume(ctx context.Context, r *pb.SealVolumeRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.SealVolume{Volume: r.Volume}, pbVolume)
+}
+
 // CreateSnapshots takes snapshots at one moment.
 func (m *Manager) CreateSnapshots(ctx context.Context, r *pb.CreateSnapshotsRequest) (*pb.CreateSnapshotsResponse, error) {
 	in := cluster.CreateSnapshots{Seed: newSeed(), Freeze: r.Freeze, Snapshots: list(r.Snapshots, func(s *pb.NewSnapshot) cluster.NewSnapshot {

@@ -747,7 +747,7 @@ func TestConversionsForgetNoField(t *testing.T) {
 		"Volume.layout.integrity": true,                                                                                      // it keeps no checksums
 		"Volume.thin":             true, "Volume.used_bytes": true, "Volume.legs.used_bytes": true, "Volume.legs.full": true, // it is not thin
 		"Volume.attachment.stock_nqn": true, "Volume.attachments.stock_nqn": true, // its host has an agent
-		"Volume.snapshot": true, "Volume.clone_of": true, "Volume.failed": true, "Volume.restoring_to": true, // it is no snapshot, and began as none
+		"Volume.snapshot": true, "Volume.clone_of": true, "Volume.failed": true, "Volume.restoring_to": true, "Volume.sealed": true, // it is no snapshot, began as none, and is written
 		"Volume.scrub": true, "Volume.past_scrubs": true, // there was none
 		"Volume.scrub_every_seconds": true, "Volume.scrub_bytes_per_second": true, // nor a schedule
 		"Volume.rebuild_bytes_per_second": true, "Volume.rebuilds": true, "Volume.healing": true, // nor a rebuild

@@ -54,7 +54,8 @@ With --mode shared-block several nodes can write to the raw device, for live
 migration or a cluster file system. An ordinary file system is destroyed by
 that. The volume must have one copy.
 
-A snapshot ("db1@mon") is attached shared-read-only, which need not be said.
+A snapshot ("db1@mon") and a sealed volume are attached shared-read-only, which
+need not be said.
 
 A host without Weft's agent ("weft node add") gets no device: the command prints
 the NQN that the host connects to.`,
@@ -71,20 +72,22 @@ the NQN that the host connects to.`,
 		}),
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
-	cmd.Flags().StringVar(&o.mode, "mode", "", "`mode`: exclusive, shared-read-only or shared-block (default: exclusive; of a snapshot shared-read-only)")
+	cmd.Flags().StringVar(&o.mode, "mode", "", "`mode`: exclusive, shared-read-only or shared-block (default: exclusive; of a snapshot or a sealed volume shared-read-only)")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("node", g.CompleteNodes)
 	return cmd
 }
 
-// defaultMode is the mode in which a volume or a snapshot is attached if none is given. Nobody may write
-// a snapshot.
-func defaultMode(volume string) string {
-	if cli.IsSnapshotName(volume) {
-		return "shared-read-only"
+// modeFor is the mode in which a volume or a snapshot is attached; word is as --mode spells it, empty if none
+// is given. A snapshot is known by its name. Otherwise the manager chooses, which knows whether the volume is
+// sealed.
+func modeFor(volume, word string) (m pb.AttachMode, known bool) {
+	if word == "" && !cli.IsSnapshotName(volume) {
+		return pb.AttachMode_ATTACH_MODE_UNSPECIFIED, true
 	}
-	return "exclusive"
+	m, known = modes[cmp.Or(word, "shared-read-only")]
+	return m, known
 }
 
 func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *cli.Output) error {
@@ -92,7 +95,7 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	if err != nil {
 		return err
 	}
-	how, ok := modes[cmp.Or(o.mode, defaultMode(o.volume))]
+	how, ok := modeFor(o.volume, o.mode)
 	if !ok {
 		return cli.UsageError{Err: fmt.Errorf("--mode %q is not known", o.mode), Hint: "use one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
 	}
@@ -177,7 +180,8 @@ func attachHere(ctx context.Context, api pb.ManagerClient, volume string, out *c
 	if attachmentOf(before, node) != nil {
 		detach = func(context.Context) error { return nil }
 	}
-	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: before.GetId(), Node: node, Mode: modes[defaultMode(before.GetName())]})
+	how, _ := modeFor(before.GetName(), "")
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: before.GetId(), Node: node, Mode: how})
 	if err == nil {
 		a, err = waitForAttachment(ctx, api, a, out)
 	}

@@ -117,7 +117,7 @@ func TestACloneHasTheLayoutOfItsSnapshot(t *testing.T) {
 
 func TestSnapshotsAreAttachedToBeRead(t *testing.T) {
 	for words, want := range map[string]pb.AttachMode{
-		"db1":                      pb.AttachMode_ATTACH_MODE_EXCLUSIVE,
+		"db1":                      pb.AttachMode_ATTACH_MODE_UNSPECIFIED,
 		"db1 shared-block":         pb.AttachMode_ATTACH_MODE_SHARED_BLOCK,
 		"db1@mon":                  pb.AttachMode_ATTACH_MODE_SHARED_READ_ONLY,
 		"db1@mon exclusive":        pb.AttachMode_ATTACH_MODE_EXCLUSIVE, // the manager refuses it

@@ -26,7 +26,7 @@ import (
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSet(g), snapshot.NewRestore(g), archive.NewImport(g, archives), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSeal(g), newVolumeSet(g), snapshot.NewRestore(g), archive.NewImport(g, archives), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.
@@ -274,7 +274,7 @@ func runVolumeList(ctx context.Context, api pb.ManagerClient, out *cli.Output) e
 		var rows [][]string
 		for _, v := range volumes.GetVolumes() {
 			rows = append(rows, append([]string{
-				v.GetName(), cli.Size(v.GetSizeBytes()), cli.Layout(v.GetLayout()), v.GetPool(), pb.Word(v.GetState()),
+				v.GetName(), cli.Size(v.GetSizeBytes()), cli.Layout(v.GetLayout()), v.GetPool(), volumeState(v),
 				health(v), attached(v), out.Age(v.GetCreated()),
 			}, more(v)...))
 		}
@@ -357,7 +357,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"spread", v.GetSpread(),
 		"labels", cli.Pairs(v.GetLabels()),
 		"formatted", v.GetFormatted(),
-		"state", pb.Word(v.GetState()),
+		"state", volumeState(v),
 		"health", health(v),
 		"thin", strconv.FormatBool(v.GetThin()),
 		"space", space(v),
@@ -372,8 +372,20 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 	properties(w, append(all, origin(v)...)...)
 }
 
-// origin is of what a volume is a snapshot or a clone; nothing if it is neither.
+// volumeState is a volume's state; of one that is ready and that no host writes any more, that it is sealed.
+func volumeState(v *pb.Volume) string {
+	if v.GetSealed() != nil && v.GetState() == pb.VolumeState_VOLUME_STATE_READY {
+		return "sealed"
+	}
+	return pb.Word(v.GetState())
+}
+
+// origin is of what a volume is a snapshot or a clone, and since when it is sealed; nothing if it is none of
+// these.
 func origin(v *pb.Volume) (all []string) {
+	if at := v.GetSealed(); at != nil {
+		all = append(all, "sealed", at.AsTime().UTC().Format(time.RFC3339))
+	}
 	if s := v.GetSnapshot(); s != nil {
 		taken := "not yet"
 		if at := s.GetTaken(); at != nil {

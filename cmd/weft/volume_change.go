@@ -298,10 +298,45 @@ func toCopy(v *pb.Volume) string {
 	switch {
 	case n <= 0:
 		return ""
+	case v.GetSealed() != nil:
+		return fmt.Sprintf("; legs that a host copies while it is detached: %d", n)
 	case v.GetAttachment() == nil:
 		return fmt.Sprintf("; legs that are copied when it is attached: %d", n)
 	}
 	return fmt.Sprintf("; legs that its host copies now: %d", n)
+}
+
+func newVolumeSeal(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "seal VOLUME",
+		Short: "Seal a volume, so that no host ever writes it again",
+		Long: `Seal a volume that holds all that it is to hold: a data set, a model. No host ever
+writes it again, and any number of hosts can attach it, all of them read-only. A
+seal cannot be taken back; to change what a sealed volume holds, make a new
+version of it:
+
+  weft snapshot create v1@next && weft volume create v2 --from v1@next
+
+Before, detach the volume in order, so that its copies are equal. Hosts that have
+it read-only may keep it. Its copies are still compared, healed and moved, and
+its labels, its schedule of scrubs and the number of its copies can be changed.
+It can be deleted.`,
+		Example:           "  weft volume seal v1\n  weft attach v1 --node gpu1 && weft attach v1 --node gpu2",
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			return runVolumeSeal(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runVolumeSeal(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error {
+	v, err := api.SealVolume(ctx, &pb.SealVolumeRequest{Volume: volume})
+	if err != nil {
+		return err
+	}
+	out.Say("volume %s is sealed since %s: no host writes it any more", v.GetName(), v.GetSealed().AsTime().UTC().Format(time.RFC3339))
+	return out.Print(v, nil)
 }
 
 type volumeScrubOptions struct {

@@ -198,7 +198,7 @@ allowVolumeExpansion: true
 `, name, parameters, more)
 }
 
-// readOnlyMany writes a volume once, and then serves it to readers through a second
+// readOnlyMany writes a volume once, seals it, and then serves it to readers on all nodes through a second
 // PersistentVolume. CSI has no volume that is both.
 func readOnlyMany(t *testing.T, l *Lab) {
 	l.Apply(claim{name: "writer", class: "weft-dataset"}.String() + pod{name: "writer", claim: "writer"}.String())
@@ -207,6 +207,10 @@ func readOnlyMany(t *testing.T, l *Lab) {
 	v := volumeOf(l, "writer")
 	volume := l.Kubectl("get", "pvc", "writer", "--output=jsonpath={.spec.volumeName}")
 	remove(l, "pod/writer", "pvc/writer", "pv/"+volume) // the class retains the volume
+	eventually(l, time.Minute, "the volume is detached and sealed", func(ctx context.Context) error {
+		_, err := l.Weft.API.SealVolume(ctx, &pb.SealVolumeRequest{Volume: v.Id})
+		return err
+	})
 	l.Apply(fmt.Sprintf(staticVolume, v.Id) + claim{name: "readers", mode: "ReadOnlyMany", volume: "dataset"}.String())
 	for _, n := range l.Nodes {
 		l.Apply(pod{name: "reader-" + n.Name, claim: "readers", node: n.Name, readOnly: true}.String())

@@ -49,7 +49,7 @@ type stack struct {
 // build builds the volume from its legs in sync.
 func (k *Keeper) build(ctx context.Context, w *volume.Wanted, o volume.Build) error {
 	lease := newLease(k.cfg.Clock)
-	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, RebuildRate: w.RebuildRate, Thin: w.Thin, OnEvent: k.event}
+	config := engine.Config{Layout: w.Layout, Size: w.Size, BlockSize: block.SectorSize, FailMedium: true, ReadOnly: w.ReadOnly, Turn: w.Turn(), RebuildRate: w.RebuildRate, Thin: w.Thin, OnEvent: k.event}
 	healed := newHeals()
 	config.OnHealed = func(f engine.Finding, o engine.Outcome, err error) {
 		healed.note(k.log, f, o, err)

@@ -44,14 +44,23 @@ func (p *planner) column(k int) (want Column, ok bool) {
 // first is the copy of a column that this host prefers to read from. The readers of a shared
 // volume prefer different copies.
 func (p *planner) first(k int) int {
-	if !p.w.ReadOnly || len(p.w.Links) == 0 {
+	if !p.w.ReadOnly {
 		return 0
 	}
-	_, _, host, _, err := block.ParseSubsystemNQN(p.w.Links[0].NQN)
+	return int((p.w.Turn() + uint32(k)) % uint32(p.w.Layout.Copies))
+}
+
+// Turn is a number of this host by which the readers of a shared volume share its copies; 0 if it has the
+// volume alone.
+func (w *Wanted) Turn() uint32 {
+	if !w.ReadOnly || len(w.Links) == 0 {
+		return 0
+	}
+	_, _, host, _, err := block.ParseSubsystemNQN(w.Links[0].NQN)
 	if err != nil {
 		return 0
 	}
-	return int((crc32.ChecksumIEEE([]byte(host)) + uint32(k)) % uint32(p.w.Layout.Copies))
+	return crc32.ChecksumIEEE([]byte(host))
 }
 
 // wantCopy returns the copy that a place should hold.

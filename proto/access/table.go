@@ -89,6 +89,7 @@ var table = map[string]rule{
 	pb.Manager_DeleteVolume_FullMethodName:    people(Operator, CSI),
 	pb.Manager_CreateSnapshots_FullMethodName: people(Operator, CSI),
 	pb.Manager_RestoreVolume_FullMethodName:   people(Operator),
+	pb.Manager_SealVolume_FullMethodName:      people(Operator),
 	pb.Manager_ExpandVolume_FullMethodName:    people(Operator, CSI),
 	pb.Manager_ScrubVolume_FullMethodName:     people(Operator),
 	pb.Manager_UpdateVolume_FullMethodName:    people(Operator, CSI),

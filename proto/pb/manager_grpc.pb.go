@@ -72,6 +72,7 @@ const (
 	Manager_UpdateVolume_FullMethodName       = "/weft.v1.Manager/UpdateVolume"
 	Manager_CreateSnapshots_FullMethodName    = "/weft.v1.Manager/CreateSnapshots"
 	Manager_RestoreVolume_FullMethodName      = "/weft.v1.Manager/RestoreVolume"
+	Manager_SealVolume_FullMethodName         = "/weft.v1.Manager/SealVolume"
 	Manager_GetSnapshotRanges_FullMethodName  = "/weft.v1.Manager/GetSnapshotRanges"
 	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
@@ -176,6 +177,11 @@ type ManagerClient interface {
 	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
 	// has gone back, and hosts can have it again, when restoring_to is empty.
 	RestoreVolume(ctx context.Context, in *RestoreVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// SealVolume makes a volume one that no host ever writes again, and that any number of hosts can have
+	// read-only. It is refused while a host may write it, and while its copies may differ. It returns when
+	// the decision is durable, and cannot be taken back: a volume that begins as a snapshot of it can be
+	// written. A repeated call has no effect.
+	SealVolume(ctx context.Context, in *SealVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
 	// the same volume. It asks the targets of their copies, which must be online and in user space. It
 	// returns some ranges at a time.
@@ -624,6 +630,16 @@ func (c *managerClient) RestoreVolume(ctx context.Context, in *RestoreVolumeRequ
 	return out, nil
 }
 
+func (c *managerClient) SealVolume(ctx context.Context, in *SealVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_SealVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) GetSnapshotRanges(ctx context.Context, in *GetSnapshotRangesRequest, opts ...grpc.CallOption) (*GetSnapshotRangesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetSnapshotRangesResponse)
@@ -861,6 +877,11 @@ type ManagerServer interface {
 	// since is gone; a snapshot taken before keeps it. It returns when the decision is durable. The volume
 	// has gone back, and hosts can have it again, when restoring_to is empty.
 	RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error)
+	// SealVolume makes a volume one that no host ever writes again, and that any number of hosts can have
+	// read-only. It is refused while a host may write it, and while its copies may differ. It returns when
+	// the decision is durable, and cannot be taken back: a volume that begins as a snapshot of it can be
+	// written. A repeated call has no effect.
+	SealVolume(context.Context, *SealVolumeRequest) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
 	// the same volume. It asks the targets of their copies, which must be online and in user space. It
 	// returns some ranges at a time.
@@ -1021,6 +1042,9 @@ func (UnimplementedManagerServer) CreateSnapshots(context.Context, *CreateSnapsh
 }
 func (UnimplementedManagerServer) RestoreVolume(context.Context, *RestoreVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreVolume not implemented")
+}
+func (UnimplementedManagerServer) SealVolume(context.Context, *SealVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method SealVolume not implemented")
 }
 func (UnimplementedManagerServer) GetSnapshotRanges(context.Context, *GetSnapshotRangesRequest) (*GetSnapshotRangesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetSnapshotRanges not implemented")
@@ -1817,6 +1841,24 @@ func _Manager_RestoreVolume_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_SealVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SealVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).SealVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_SealVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).SealVolume(ctx, req.(*SealVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_GetSnapshotRanges_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetSnapshotRangesRequest)
 	if err := dec(in); err != nil {
@@ -2182,6 +2224,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestoreVolume",
 			Handler:    _Manager_RestoreVolume_Handler,
+		},
+		{
+			MethodName: "SealVolume",
+			Handler:    _Manager_SealVolume_Handler,
 		},
 		{
 			MethodName: "GetSnapshotRanges",

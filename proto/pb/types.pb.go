@@ -2158,7 +2158,9 @@ type Volume struct {
 	RestoringTo string `protobuf:"bytes,72,opt,name=restoring_to,json=restoringTo,proto3" json:"restoring_to,omitempty"`
 	// The host that copies to the legs of the detached volume; unset: none does. It is no attachment: nobody
 	// can use the volume there, and it ends when somebody attaches the volume. rebuilds says how far it is.
-	Healing       *Attachment `protobuf:"bytes,80,opt,name=healing,proto3" json:"healing,omitempty"`
+	Healing *Attachment `protobuf:"bytes,80,opt,name=healing,proto3" json:"healing,omitempty"`
+	// Since when no host writes the volume any more, for ever; unset: it is not sealed.
+	Sealed        *timestamppb.Timestamp `protobuf:"bytes,90,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2420,6 +2422,13 @@ func (x *Volume) GetRestoringTo() string {
 func (x *Volume) GetHealing() *Attachment {
 	if x != nil {
 		return x.Healing
+	}
+	return nil
+}
+
+func (x *Volume) GetSealed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Sealed
 	}
 	return nil
 }
@@ -3349,7 +3358,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\r \x01(\bR\x04full\"\xa9\n" +
+	"\x04full\x18\r \x01(\bR\x04full\"\xdd\n" +
 	"\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -3392,7 +3401,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\bclone_of\x18F \x01(\tR\acloneOf\x12\x16\n" +
 	"\x06failed\x18G \x01(\tR\x06failed\x12!\n" +
 	"\frestoring_to\x18H \x01(\tR\vrestoringTo\x12-\n" +
-	"\ahealing\x18P \x01(\v2\x13.weft.v1.AttachmentR\ahealing\x1a9\n" +
+	"\ahealing\x18P \x01(\v2\x13.weft.v1.AttachmentR\ahealing\x122\n" +
+	"\x06sealed\x18Z \x01(\v2\x1a.google.protobuf.TimestampR\x06sealed\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xce\x01\n" +
@@ -3635,24 +3645,25 @@ var file_weft_v1_types_proto_depIdxs = []int32{
 	27, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
 	25, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
 	30, // 39: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
-	39, // 40: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
-	39, // 41: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	39, // 42: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	40, // 43: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	39, // 44: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	39, // 45: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	29, // 46: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 47: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 48: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	39, // 49: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	39, // 50: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 51: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	38, // 52: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	53, // [53:53] is the sub-list for method output_type
-	53, // [53:53] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	39, // 40: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
+	39, // 41: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	39, // 42: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	39, // 43: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	40, // 44: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	39, // 45: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	39, // 46: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	29, // 47: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 48: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 49: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	39, // 50: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	39, // 51: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 52: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	38, // 53: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	54, // [54:54] is the sub-list for method output_type
+	54, // [54:54] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }

@@ -166,7 +166,7 @@ func (c *column) choose(p *extentIO) int {
 		}
 	}
 	for i := range n {
-		copy := ready[(int(uint64(p.off)>>c.v.plan.unit+uint64(c.index))+i)%n]
+		copy := ready[(int(uint64(p.off)>>c.v.plan.unit+uint64(c.index)+uint64(c.v.cfg.Turn))+i)%n]
 		out := c.legs[copy].out.Load()
 		if copy == p.sh.lastCopy && p.off == p.sh.lastEnd {
 			out -= stream

@@ -45,6 +45,9 @@ type Config struct {
 	// fail with block.ErrReadOnly. A dropped leg misses nothing, and can be added in
 	// sync again.
 	ReadOnly bool
+	// Turn shifts which of the copies that are equally idle serves a read. Hosts that share a volume have
+	// different ones: else those that read the same at the same time would all read it from one copy.
+	Turn uint32
 	// Current reports whether it is certain that no other host has written to the volume
 	// yet. It is called before a read is answered, after a leg has read the data. While
 	// it is false, reads are held; after that, they are read again. It is called from any

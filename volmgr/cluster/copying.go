@@ -315,8 +315,13 @@ func (s *State) unhealed(l *Leg) string {
 
 // noHealer says what copying to a detached volume's stale legs waits for.
 func (s *State) noHealer(v *Volume) string {
-	const attach = "the volume to be attached"
+	attach := "the volume to be attached"
+	if v.sealed() { // those to whom it can be attached do not copy
+		attach = "a host to heal it"
+	}
 	switch why := s.unhealable(v); {
+	case s.policy.HealAfter <= 0 && v.sealed():
+		return attach + ", which is switched off: `weft volmgr --heal-after`"
 	case s.policy.HealAfter <= 0 || v.IsSnapshot():
 		return attach
 	case s.level < healLevel:

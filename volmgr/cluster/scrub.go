@@ -262,8 +262,11 @@ func (in ScrubVolume) apply(t *tx) (view, error) {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
 	case v.Layout.Copies == 1:
 		return nil, invalid("volume", "volume %s has one copy: there is nothing to compare it with", v.Name)
-	case v.Attachment == nil || v.Attachment.State != Attached:
+	case v.scrubber() == nil || v.scrubber().State != Attached:
 		return nil, refused(ReasonNotAttached, v.object(), "not attached: its host would compare the copies").hint("`weft attach %s` first", v.Name)
+	case in.Repair && v.sealed():
+		return nil, refused(ReasonReadOnly, v.object(), "it is sealed, and the hosts that compare its copies only read them").
+			hint("without --repair it finds what is wrong; a copy that is wrong is made again by `weft leg move`, while no host has the volume")
 	}
 	from, err := v.scrubLegs(in.From)
 	if err != nil {
@@ -389,20 +392,33 @@ func (t *tx) beginScrub(v *Volume, c Scrub) {
 	}
 	c.Began = t.now.UTC()
 	v.Scrub = &c
-	text := fmt.Sprintf("host %s compares its copies", v.Attachment.Node)
+	text := fmt.Sprintf("host %s compares its copies", v.scrubber().Node)
 	if c.Scheduled {
 		text += ", as scheduled"
 	}
 	if c.Repair {
 		text += fmt.Sprintf(" and repairs what is known to be wrong, with %s named as right", legList(c.From))
 	}
-	t.volumeEvent(v, event.Info, event.ScrubBegan, text, "node", string(v.Attachment.Node))
+	t.volumeEvent(v, event.Info, event.ScrubBegan, text, "node", string(v.scrubber().Node))
+}
+
+// scrubber is the attachment whose host compares the volume's copies: the one that has it alone, and of a
+// sealed volume, which none has alone, the first that reads it. nil: there is none.
+func (v *Volume) scrubber() *Attachment {
+	if v.sealed() {
+		for i := range v.Shared {
+			if a := &v.Shared[i]; a.State == Attached && !a.Stock {
+				return a
+			}
+		}
+	}
+	return v.Attachment
 }
 
 // wantedScrub is the scrub that the host of an attachment is to carry out; nil if there is none.
 func (v *Volume) wantedScrub(a *Attachment) *WantedScrub {
 	c := v.Scrub
-	if !c.wanted() || c.Paused || v.Attachment == nil || a.Node != v.Attachment.Node {
+	if !c.wanted() || c.Paused || v.scrubber() == nil || a.Node != v.scrubber().Node {
 		return nil
 	}
 	w := &WantedScrub{ID: c.ID, Rate: c.Rate, Repair: c.Repair, Begin: c.Position, Run: c.Run, Recorded: c.Found - c.Before.Found}
@@ -417,10 +433,10 @@ func (v *Volume) wantedScrub(a *Attachment) *WantedScrub {
 
 // scrubReport is the newest report on the wanted scrub.
 func (s *State) scrubReport(v *Volume) (ScrubReport, bool) {
-	if !v.Scrub.wanted() || v.Attachment == nil {
+	if !v.Scrub.wanted() || v.scrubber() == nil {
 		return ScrubReport{}, false
 	}
-	r, ok := s.attachmentReport(v, v.Attachment)
+	r, ok := s.attachmentReport(v, v.scrubber())
 	if !ok || r.Scrub == nil || r.Scrub.ID != v.Scrub.ID {
 		return ScrubReport{}, false
 	}
@@ -552,16 +568,16 @@ func (t *tx) settleSchedules() {
 	busy, due := map[block.NodeName]bool{}, []*Volume{}
 	for _, v := range s.volumes.All() {
 		switch {
-		case v.Attachment == nil:
+		case v.scrubber() == nil:
 		case v.Scrub.wanted() && v.Scrub.Scheduled && !v.Scrub.Paused:
-			busy[v.Attachment.Node] = true
+			busy[v.scrubber().Node] = true
 		case s.scrubDue(v, t.now):
 			due = append(due, v)
 		}
 	}
 	slices.SortFunc(due, func(a, b *Volume) int { return a.nextScrub().Compare(b.nextScrub()) })
 	for _, v := range due {
-		if host := v.Attachment.Node; !busy[host] {
+		if host := v.scrubber().Node; !busy[host] {
 			busy[host] = true
 			t.beginScrub(t.volume(v.ID), Scrub{ID: fmt.Sprintf("scheduled-%d", t.gen), Rate: v.ScrubRate, Scheduled: true})
 		}
@@ -570,10 +586,10 @@ func (t *tx) settleSchedules() {
 
 // scrubDue reports whether a scrub is to begin by the volume's schedule now.
 func (s *State) scrubDue(v *Volume, now time.Time) bool {
-	if v.ScrubEvery == 0 || v.State != VolumeReady || v.Restored || v.Scrub.wanted() || v.Attachment.State != Attached || now.Before(v.nextScrub()) {
+	if v.ScrubEvery == 0 || v.State != VolumeReady || v.Restored || v.Scrub.wanted() || v.scrubber().State != Attached || now.Before(v.nextScrub()) {
 		return false
 	}
-	r, ok := s.attachmentReport(v, v.Attachment)
+	r, ok := s.attachmentReport(v, v.scrubber())
 	return ok && r.Scrubs
 }
 
@@ -749,12 +765,12 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 		}
 		e.Facts = append(e.Facts, fact)
 		if c.Repair && !r.Repairs {
-			e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", v.Attachment.Node))
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", v.scrubber().Node))
 		}
-	case v.Scrub.wanted() && v.Attachment == nil:
+	case v.Scrub.wanted() && v.scrubber() == nil:
 		e.Waits = append(e.Waits, fmt.Sprintf("scrub: the volume to be attached; it goes on at %s of %s", v.Scrub.Done.Short(), v.scrubTotal().Short()))
 	case v.Scrub.wanted():
-		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin; the kernel's data path cannot compare copies", v.Attachment.Node))
+		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin; the kernel's data path cannot compare copies", v.scrubber().Node))
 	default:
 		e.Facts = append(e.Facts, fmt.Sprintf("the scrub that ended at %s: %s", v.Scrub.Ended.UTC().Format(time.RFC3339), v.Scrub.result()))
 	}
@@ -763,6 +779,8 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 	}
 	e.Actions = append(e.Actions, fmt.Sprintf("see which ranges differ: weft event list --object \"volume %s\"", v.Name))
 	switch c := v.Scrub; {
+	case v.sealed():
+		e.Actions = append(e.Actions, fmt.Sprintf("to have a copy that is wrong made again: detach the volume, and weft leg move %s COLUMN.COPY", v.Name))
 	case !c.Repair:
 		e.Actions = append(e.Actions, fmt.Sprintf("to write again what is known to be wrong: weft volume scrub %s --repair", v.Name))
 	case !c.wanted():
@@ -783,9 +801,9 @@ func (s *State) explainSchedule(e *Explanation, v *Volume) {
 	default:
 		fact += ", and that is due since " + next.UTC().Format(time.RFC3339)
 	}
-	if v.Attachment != nil {
-		if r, ok := s.attachmentReport(v, v.Attachment); ok && !r.Scrubs {
-			fact += fmt.Sprintf("; host %s cannot compare copies, as on the kernel's data path", v.Attachment.Node)
+	if v.scrubber() != nil {
+		if r, ok := s.attachmentReport(v, v.scrubber()); ok && !r.Scrubs {
+			fact += fmt.Sprintf("; host %s cannot compare copies, as on the kernel's data path", v.scrubber().Node)
 		}
 	}
 	e.Facts = append(e.Facts, fact)

@@ -457,6 +457,9 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 
 // noCopier says why no host could copy to a leg now; empty if one can.
 func (s *State) noCopier(v *Volume) string {
+	if len(v.Shared) > 0 && v.sealed() {
+		return fmt.Sprintf("the volume, shared by %s, to be detached, so that a host can heal it", v.users())
+	}
 	if len(v.Shared) > 0 {
 		return fmt.Sprintf("the volume, shared by %s, to be attached to one host alone", v.users())
 	}

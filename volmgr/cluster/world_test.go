@@ -55,6 +55,7 @@ type world struct {
 	hardware        *hardware   // nil: drives do not fail
 	moves           *movesWorld // nil: legs stay where they are
 	heals           *healsWorld // nil: no host heals a volume
+	seals           *sealsWorld // nil: no volume is sealed
 	notesLate       bool        // a weakened host: it continues without a leg that its note still names
 	losesStore      bool        // the manager's store is lost from time to time
 	backup          []Record
@@ -321,6 +322,9 @@ func (w *world) act() {
 		return
 	}
 	if w.hardware != nil && w.hardwareActs() {
+		return
+	}
+	if w.seals != nil && w.sealActs() {
 		return
 	}
 	if w.losesStore && w.rng.IntN(250) == 0 {
@@ -1151,7 +1155,11 @@ func (w *world) operatorActs() {
 		w.moveActs()
 		return
 	}
-	switch w.rng.IntN(19) {
+	n := w.rng.IntN(19)
+	if w.seals != nil && name == "a" && w.chance(80) && slices.Contains([]int{5, 6, 14, 15, 16}, n) {
+		n = 4 // what is expanded, or detached by force, cannot be sealed
+	}
+	switch n {
 	case 14, 15, 16:
 		w.step(ExpandVolume{name, pick(w, []block.Size{768 * block.MiB, grown, grown, grown + 256*block.MiB})})
 	case 0, 1, 2, 3, 12, 13:
@@ -1568,6 +1576,9 @@ func (w *world) choose() {
 				w.acked[cell] = min(w.acked[cell], w.value[leg][r])
 				w.seen[cell] = min(w.seen[cell], w.value[leg][r])
 				w.flushed[cell] = min(w.flushed[cell], w.value[leg][r])
+				if w.seals != nil && w.seals.holds != nil {
+					w.seals.holds[cell] = w.value[leg][r]
+				}
 			}
 		}
 	}
@@ -1590,7 +1601,7 @@ func (w *world) check() string {
 			}
 		}
 	}
-	if bad := w.checkReaders(); bad != "" {
+	if bad := cmp.Or(w.checkReaders(), w.checkSeal()); bad != "" {
 		return bad
 	}
 	if w.chance(1) {
@@ -1795,6 +1806,9 @@ func (w *world) recovered() string {
 		}
 		w.step(Detach{Volume: "s"})
 		v := w.state.volumes.Get(w.state.idOf("a"))
+		if v.sealed() && !v.Restored && !w.lacks(v) {
+			return ""
+		}
 		if len(v.Shared) > 0 {
 			w.step(Detach{Volume: "a"})
 			continue

@@ -153,6 +153,8 @@ func onto(v *pb.Volume, absent bool, name string, h Header) error {
 			Hints: []string{"import a full stream into a new volume, and the differences into that"}}
 	case v.GetSizeBytes() < uint64(h.Size):
 		return cli.AdvisedError{Err: fmt.Errorf("volume %s has %s, and the stream %s", name, cli.Size(v.GetSizeBytes()), cli.Size(uint64(h.Size))), Hints: []string{fmt.Sprintf("weft volume expand %s --size %d --wait", name, h.Size)}}
+	case v.GetSealed() != nil:
+		return fmt.Errorf("volume %s is sealed, and never changes", name)
 	case len(cli.AttachmentsOf(v)) > 0:
 		return fmt.Errorf("volume %s is attached", name)
 	}

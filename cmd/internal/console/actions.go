@@ -126,6 +126,14 @@ var volumeChanges = []*action{{
 		_, err := c.Manager.Detach(ctx, &pb.DetachRequest{Volume: v["object"], Force: true})
 		return fmt.Sprintf("Volume %s is detached by force.", v["object"]), err
 	},
+}, {
+	name: "volume-seal", title: "Seal", button: "Seal", kind: "volume", danger: true, method: pb.Manager_SealVolume_FullMethodName,
+	about:   "No host ever writes the volume again, and any number of hosts can read it. A seal cannot be taken back.",
+	command: "weft volume seal {object}",
+	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
+		_, err := c.Manager.SealVolume(ctx, &pb.SealVolumeRequest{Volume: v["object"]})
+		return fmt.Sprintf("Volume %s is sealed.", v["object"]), err
+	},
 }, deletion("volume", "Delete the volume and its data", "Its data is gone for good.")}
 
 // attachTo attaches an object of a kind, a volume or a snapshot.

@@ -747,3 +747,31 @@ func TestSnapshotsAreShownAndTaken(t *testing.T) {
 		t.Errorf("a name that is taken is not explained:\n%s", text)
 	}
 }
+
+func TestAVolumeIsSealedAndIsThenOnlyRead(t *testing.T) {
+	w := loggedIn(t, person(access.Operator))
+	if _, text := w.get("/volumes/db1"); strings.Contains(text, "/do/volume-seal") {
+		t.Error("a volume in use can be sealed")
+	}
+	w.change("detached", func() { w.volume.Attachment, w.volume.Thin = nil, true })
+	w.console.read.forget()
+	if _, text := w.get("/volumes/db1"); !strings.Contains(text, "/do/volume-seal") {
+		t.Errorf("a detached volume cannot be sealed:\n%s", text)
+	}
+	w.post("/do/volume-seal", url.Values{"object": {"db1"}, "confirm": {"another"}, "back": {"/volumes/db1"}}, nil)
+	if w.called("SealVolume") != 0 {
+		t.Error("a volume is sealed without its name")
+	}
+	w.post("/do/volume-seal", url.Values{"object": {"db1"}, "confirm": {"db1"}, "back": {"/volumes/db1"}}, nil)
+	_, text := w.get("/volumes/db1")
+	for _, want := range []string{"weft volume seal db1", "Volume db1 is sealed.", "no host writes it any more", "/do/attach", "/do/snapshot-create"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the sealed volume's page does not have %q:\n%s", want, text)
+		}
+	}
+	for _, not := range []string{"/do/volume-seal", "/do/volume-expand", "/do/volume-restore"} {
+		if strings.Contains(text, not) {
+			t.Errorf("the sealed volume's page has %q", not)
+		}
+	}
+}

@@ -108,15 +108,18 @@ func (s *Server) snapshotForms(v *pb.Volume, snapshots []snapshotRow, hosts []st
 				names = append(names, x.GetName())
 			}
 		}
-		if !attached && len(names) > 0 {
+		if !attached && len(names) > 0 && v.GetSealed() == nil {
 			forms = append(forms, s.formFor("volume-restore", v.GetName(), map[string][]string{"to": names}))
 		}
 	}
 	return forms
 }
 
-// originFacts say where a volume or a snapshot comes from, and where it goes.
+// originFacts say where a volume or a snapshot comes from, where it goes, and since when it is sealed.
 func originFacts(v *pb.Volume) (all []fact) {
+	if at := v.GetSealed(); at != nil {
+		all = append(all, fact{"Sealed", when(at) + ": no host writes it any more"})
+	}
 	if of := v.GetSnapshot(); of != nil {
 		all = append(all, fact{"Snapshot of", of.GetVolumeName()}, fact{"Taken", when(of.GetTaken())})
 	}

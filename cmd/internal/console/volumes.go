@@ -208,8 +208,12 @@ func volumeActions(v *pb.Volume) []string {
 	switch {
 	case v.GetState() == pb.VolumeState_VOLUME_STATE_DELETING, v.GetSnapshot() != nil:
 		return nil
+	case v.GetSealed() != nil && len(cli.AttachmentsOf(v)) == 0:
+		return []string{"attach", "volume-delete"}
+	case v.GetSealed() != nil: // more hosts can read it
+		return []string{"attach", "detach", "detach-force"}
 	case len(cli.AttachmentsOf(v)) == 0:
-		return []string{"attach", "volume-expand", "volume-delete"}
+		return []string{"attach", "volume-expand", "volume-seal", "volume-delete"}
 	}
 	return []string{"volume-expand", "volume-scrub", "detach", "detach-force"}
 }

@@ -263,6 +263,16 @@ func (m *manager) RestoreVolume(_ context.Context, r *pb.RestoreVolumeRequest) (
 	return m.volume, nil
 }
 
+func (m *manager) SealVolume(context.Context, *pb.SealVolumeRequest) (*pb.Volume, error) {
+	leave, err := m.enter("SealVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	m.volume.Sealed = at(0)
+	return m.volume, nil
+}
+
 func (m *manager) ExplainVolume(context.Context, *pb.ExplainVolumeRequest) (*pb.Explanation, error) {
 	return &pb.Explanation{Summary: "volume db1 is degraded", Facts: []string{hostile}, Waits: []string{"node t2 " + hostile}, Actions: []string{"bring t2 back with `weft target`"}}, nil
 }
