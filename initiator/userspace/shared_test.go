@@ -46,6 +46,20 @@ func TestWhoOnlyReadsCanNotWrite(t *testing.T) {
 	})
 }
 
+// A host that reads compares the copies, and writes to none although it is told to repair.
+func TestWhoOnlyReadsComparesTheCopies(t *testing.T) {
+	readOnly(t, func(w *world) {
+		w.rot(0, 1, 64<<10)
+		for id, repair := range map[string]bool{"s1": false, "s2": true} {
+			w.scrub(&volume.Scrub{ID: id, Repair: repair})
+			time.Sleep(10 * time.Second)
+			if r := w.report().Scrub; r.GetId() != id || r.GetFound() != 1 || r.GetRepaired() != 0 || !repair && !r.GetDone() {
+				t.Errorf("scrub %s (repair %v) reports %v", id, repair, r)
+			}
+		}
+	})
+}
+
 func TestWhoOnlyReadsLeavesALegAndComesBackByItself(t *testing.T) {
 	readOnly(t, func(w *world) {
 		for _, name := range []string{"t0", "t1", "t0"} {
