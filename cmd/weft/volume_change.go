@@ -310,10 +310,10 @@ func newVolumeSeal(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "seal VOLUME",
 		Short: "Seal a volume, so that no host ever writes it again",
-		Long: `Seal a volume that holds all that it is to hold: a data set, a model. No host ever
-writes it again, and any number of hosts can attach it, all of them read-only. A
-seal cannot be taken back; to change what a sealed volume holds, make a new
-version of it:
+		Long: `Seal a volume that holds all that it is to hold: a data set, a model. No host
+ever writes it again, and any number of hosts can attach it, all of them
+read-only. A seal cannot be taken back; to change what a sealed volume holds,
+make a new version of it:
 
   weft snapshot create v1@next && weft volume create v2 --from v1@next
 
@@ -321,7 +321,7 @@ Before, detach the volume in order, so that its copies are equal. Hosts that hav
 it read-only may keep it. Its copies are still compared, healed and moved, and
 its labels, its schedule of scrubs and the number of its copies can be changed.
 It can be deleted.`,
-		Example:           "  weft volume seal v1\n  weft attach v1 --node gpu1 && weft attach v1 --node gpu2",
+		Example:           "  weft volume seal v1",
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {

@@ -133,7 +133,7 @@ func TestWhatCannotBeSealed(t *testing.T) {
 	} {
 		s, _ := labelled(t, c.before...)
 		_, err := s.state.Step(s.now, SealVolume{"db1"})
-		var refused *Error
+		refused := &Error{}
 		if !errors.As(err, &refused) || refused.Reason != c.reason || !strings.Contains(refused.Hint, c.hint) || s.db1().sealed() {
 			t.Errorf("%s: %v (hint %q), want %s and %q", name, err, refused.Hint, c.reason, c.hint)
 		}
