@@ -216,7 +216,8 @@ func (t *tx) setRebuildRate(v *Volume, rate *block.Size) error {
 //   - nobody waits for the host. A grant begins the next epoch at once, and needs the same fence as
 //     every grant: no leg that is used admits an older epoch.
 //
-// All legs in sync take part, so that a clean release says that all of them are equal.
+// All legs in sync take part, so that a clean release says that all of them are equal. A sealed volume can
+// have no host that leaves out a lost leg, so its healing does: see leftBehind.
 
 // healLevel is the level from which on there are healings.
 const healLevel block.Level = 5
@@ -294,9 +295,13 @@ func (s *State) unhealable(v *Volume) string {
 	}
 	for i := range v.Legs {
 		switch l := &v.Legs[i]; {
-		case l.State != LegInSync:
+		case l.State != LegInSync || s.leftBehind(v, l):
 		case l.Suspect || !s.servable(l):
-			return fmt.Sprintf("%v is %s", l, s.legFact(l))
+			why := fmt.Sprintf("%v is %s", l, s.legFact(l))
+			if v.sealed() && s.lostForGood(l) && s.readersLeft(v) {
+				why += fmt.Sprintf(", and %s may still read from it", v.formerHosts())
+			}
+			return why
 		case s.unhealed(l) != "":
 			return s.unhealed(l)
 		}
@@ -311,6 +316,32 @@ func (s *State) unhealed(l *Leg) string {
 		return ""
 	}
 	return fmt.Sprintf("target %s, with %v, has no TCP portal", l.Node, l)
+}
+
+// leftBehind reports whether a healing that has not begun to copy goes on without a leg in sync of a sealed
+// volume: the leg is lost for good, another leg of its column can be read, and no host may still read this
+// one. Nobody writes a sealed volume, so nothing is lost. The leg becomes stale at the epoch of the healing.
+// If its drive comes back, the leg is copied to or freed, as any stale leg.
+func (s *State) leftBehind(v *Volume, l *Leg) bool {
+	switch {
+	case !v.sealed() || !v.Clean || v.users() != "" || v.Heal != nil && v.Heal.State != Granting:
+		return false
+	case s.servable(l) || !s.lostForGood(l):
+		return false
+	case s.readersLeft(v) && !s.confirmedDead(l.Node):
+		return false
+	}
+	return v.Layout.Group().Readable(s.serving(v)[l.Column].Without(l.Copy))
+}
+
+// lostForGood reports whether a leg that cannot be served is not waited for any more.
+func (s *State) lostForGood(l *Leg) bool {
+	n, d := s.nodes[l.Node], s.drives[l.Drive]
+	if n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict {
+		return true
+	}
+	left, away := s.awayLeft(d.ID)
+	return away && left <= 0 && n.MaintainedUntil.IsZero()
 }
 
 // noHealer says what copying to a detached volume's stale legs waits for.
@@ -522,13 +553,23 @@ func (s *State) healedEnough(v *Volume, serves bool) bool {
 }
 
 // settleHealGrant hands a volume to the host that is to heal it once every leg in sync is fenced. None
-// is left out: the volume is detached, so nobody is in a hurry.
+// is left out, since nobody is in a hurry, except a leg of a sealed volume that is lost for good: see
+// leftBehind.
 func (t *tx) settleHealGrant(id block.VolumeID) {
 	v := t.peek(id)
-	if keep, rest := t.s.grantSplit(v); len(rest) > 0 || v.unreadable(keep) >= 0 {
+	keep, rest := t.s.grantSplit(v)
+	if v.unreadable(keep) >= 0 {
 		return
 	}
+	for _, l := range rest {
+		if !t.s.leftBehind(v, l) || t.s.targetOnline(l.Node) && !t.s.admitted(v, l) {
+			return
+		}
+	}
 	v = t.volume(id)
+	for _, l := range rest {
+		t.evict(v, l.ID, "it is lost, and a host makes the copy again elsewhere")
+	}
 	h := v.Heal
 	h.State, h.Equalize, h.Since, h.Proven = Granted, !v.Clean, t.now.UTC(), t.proven(v, h.Node)
 }

@@ -250,6 +250,98 @@ func TestAVersionOfASealedVolume(t *testing.T) {
 	w.must(DeleteVolume{Volume: "db1"})
 }
 
+// sealedWith is a sealed, detached volume of two copies on three targets, with a host that can heal.
+func sealedWith(t *testing.T) *script {
+	s := newScript(t)
+	for _, line := range []string{
+		"target t1 drives=4GiB", "target t2 drives=4GiB", "target t3 drives=4GiB", "host c1", "host c2", "heals c2",
+		"create db1 size=1GiB copies=2", "comply", "attach db1 c1", "comply", "serve c1 db1", "comply",
+		"detach db1", "release c1 db1", "comply", "seal db1", "comply", "heal-after 10s",
+	} {
+		s.run(line)
+	}
+	if !s.db1().sealed() {
+		t.Fatal("not sealed")
+	}
+	return s
+}
+
+// A node that is lost takes a copy of a sealed volume with it: the copy is made again on another node.
+func TestASealedVolumeGetsBackACopyThatWasLostAfterTheSeal(t *testing.T) {
+	for _, how := range []string{"confirmed dead", "evicted", "away", "read meanwhile"} {
+		t.Run(how, func(t *testing.T) {
+			s := sealedWith(t)
+			dead := s.at(1)
+			var alive []string
+			for _, n := range []string{"t1", "t2", "t3"} {
+				if n != dead {
+					alive = append(alive, n)
+				}
+			}
+			wait := "wait 20s " + strings.Join(alive, " ") + " c1 c2"
+			s.run(wait) // dead is silent: offline
+			switch how {
+			case "confirmed dead", "read meanwhile":
+				t.Log(s.run("confirm-dead " + dead))
+			case "evicted":
+				t.Log(s.step(EvictDrive{Drive: s.db1().legAt(0, 1).Drive}))
+			case "away":
+				s.state.SetPolicy(Policy{HealAfter: 10 * time.Second, ReplaceAfter: 30 * time.Second})
+			}
+			if how == "read meanwhile" { // the readers are detached for the time of the copy, as the docs say
+				s.run("attach db1 c1")
+				s.run("comply " + strings.Join(alive, " "))
+				s.run("serve c1 db1")
+				s.run(wait)
+				s.run("detach db1")
+				s.run("release c1 db1")
+			}
+			for range 40 {
+				s.run(wait)
+				s.run("comply " + strings.Join(alive, " "))
+				lost, h := s.db1().legAt(0, 1), s.db1().Heal
+				if h == nil || h.State == Granting {
+					continue
+				}
+				if lost.State != LegStale || lost.StaleAt == 0 || h.Epoch != s.db1().Epoch {
+					t.Errorf("%v was not left out: %+v", lost, lost)
+				}
+				return
+			}
+			t.Errorf("nobody makes the lost copy again:\n%s", s.run("explain db1"))
+		})
+	}
+}
+
+// A leg of a sealed volume that is away for a short time stays in sync, and so does one from which a host may
+// still read.
+func TestASealedVolumeWaitsForACopyThatMayComeBack(t *testing.T) {
+	for _, how := range []string{"away", "read"} {
+		s := sealedWith(t)
+		lost := s.at(1)
+		alive := slices.DeleteFunc([]string{"t1", "t2", "t3"}, func(n string) bool { return n == lost })
+		if how == "read" {
+			for _, line := range []string{"attach db1 c1", "comply", "serve c1 db1"} {
+				s.run(line)
+			}
+		}
+		s.run("wait 20s " + strings.Join(alive, " ") + " c2")
+		if how == "read" { // c1 does not release it
+			s.step(EvictDrive{Drive: s.db1().legAt(0, 1).Drive})
+			s.run("detach db1 force")
+		} else {
+			s.step(MoveLeg{Volume: "db1", Copy: 1})
+		}
+		for range 5 {
+			s.run("wait 20s " + strings.Join(alive, " ") + " c2")
+			s.run("comply " + strings.Join(alive, " "))
+		}
+		if l := s.db1().legAt(0, 1); l.State != LegInSync || s.db1().Heal != nil && s.db1().Heal.State != Granting {
+			t.Errorf("%s: %v is left out:\n%s", how, l, s.run("explain db1"))
+		}
+	}
+}
+
 // ---- random histories ----
 
 // sealsWorld is what is known of volume a since it was sealed.
