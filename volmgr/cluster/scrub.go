@@ -66,6 +66,9 @@ type Scrub struct {
 	Run    string      `json:"run,omitempty"`
 	Before ScrubCounts `json:"before,omitzero"`
 
+	// By is the reader of a sealed volume that was asked to compare; see takeOverScrub.
+	By block.NodeName `json:"by,omitempty"`
+
 	Total block.Size `json:"-"` // derived, for readers
 }
 
@@ -256,17 +259,17 @@ func (in ScrubVolume) apply(t *tx) (view, error) {
 	switch {
 	case in.Stop || in.Pause || in.Resume:
 		return volumeResult(v.ID), t.changeScrub(in, v)
+	case in.Repair && v.sealed():
+		return nil, refused(ReasonReadOnly, v.object(), "it is sealed, and the hosts that compare its copies only read them").
+			hint("without --repair, a scrub finds the ranges that differ. %s", v.madeAgain())
 	case v.Scrub.wanted():
 		return volumeResult(v.ID), t.continueScrub(in, v)
 	case !v.usable():
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
 	case v.Layout.Copies == 1:
 		return nil, invalid("volume", "volume %s has one copy: there is nothing to compare it with", v.Name)
-	case v.scrubber() == nil || v.scrubber().State != Attached:
+	case t.s.scrubber(v) == nil || t.s.scrubber(v).State != Attached:
 		return nil, refused(ReasonNotAttached, v.object(), "not attached: its host would compare the copies").hint("`weft attach %s` first", v.Name)
-	case in.Repair && v.sealed():
-		return nil, refused(ReasonReadOnly, v.object(), "it is sealed, and the hosts that compare its copies only read them").
-			hint("without --repair it finds what is wrong; a copy that is wrong is made again by `weft leg move`, while no host has the volume")
 	}
 	from, err := v.scrubLegs(in.From)
 	if err != nil {
@@ -390,35 +393,82 @@ func (t *tx) beginScrub(v *Volume, c Scrub) {
 	if v.Scrub != nil {
 		v.PastScrubs = append([]Scrub{*v.Scrub}, v.PastScrubs[:min(len(v.PastScrubs), mostPastScrubs-1)]...)
 	}
-	c.Began = t.now.UTC()
+	by := t.s.scrubber(v)
+	if c.Began = t.now.UTC(); v.sealed() {
+		c.By = by.Node
+	}
 	v.Scrub = &c
-	text := fmt.Sprintf("host %s compares its copies", v.scrubber().Node)
+	text := fmt.Sprintf("host %s compares its copies", by.Node)
 	if c.Scheduled {
 		text += ", as scheduled"
 	}
 	if c.Repair {
 		text += fmt.Sprintf(" and repairs what is known to be wrong, with %s named as right", legList(c.From))
 	}
-	t.volumeEvent(v, event.Info, event.ScrubBegan, text, "node", string(v.scrubber().Node))
+	t.volumeEvent(v, event.Info, event.ScrubBegan, text, "node", string(by.Node))
 }
 
-// scrubber is the attachment whose host compares the volume's copies: the one that has it alone, and of a
-// sealed volume, which none has alone, the first that reads it. nil: there is none.
-func (v *Volume) scrubber() *Attachment {
-	if v.sealed() {
-		for i := range v.Shared {
-			if a := &v.Shared[i]; a.State == Attached && !a.Stock {
-				return a
-			}
+// scrubber is the attachment whose host compares the volume's copies; nil: there is none. It is the one that
+// has the volume alone. No host has a sealed volume alone: there, one of its readers compares.
+func (s *State) scrubber(v *Volume) *Attachment {
+	if !v.sealed() {
+		return v.Attachment
+	}
+	if v.Scrub.wanted() {
+		if a := v.attachmentOf(v.Scrub.By); a != nil && a.State == Attached {
+			return a
+		}
+		if i := slices.IndexFunc(v.Shared, func(a Attachment) bool { return a.State == Attached }); i >= 0 {
+			return &v.Shared[i]
+		}
+		return nil
+	}
+	return s.reader(v)
+}
+
+// reader is the attachment of a sealed volume whose host is to compare its copies: the first that is online
+// and can, or else the first.
+func (s *State) reader(v *Volume) (first *Attachment) {
+	for i := range v.Shared {
+		switch a := &v.Shared[i]; {
+		case a.State != Attached:
+		case s.compares(v, a):
+			return a
+		case first == nil:
+			first = a
 		}
 	}
-	return v.Attachment
+	return first
+}
+
+// compares reports whether a host is online and can compare the volume's copies.
+func (s *State) compares(v *Volume, a *Attachment) bool {
+	r, ok := s.attachmentReport(v, a)
+	return ok && r.Scrubs && s.initiatorOnline(a.Node)
+}
+
+// takeOverScrub has another reader of a sealed volume go on with its scrub if the one before is offline or
+// cannot compare.
+func (t *tx) takeOverScrub(v *Volume) {
+	if !v.sealed() || !v.Scrub.wanted() || v.Scrub.Paused {
+		return
+	}
+	a, next := t.s.scrubber(v), t.s.reader(v)
+	if a == nil || t.s.compares(v, a) || !t.s.compares(v, next) {
+		return
+	}
+	t.volume(v.ID).editScrub().By = next.Node
+}
+
+// madeAgain says what can be done about a copy of a sealed volume that is wrong.
+func (v *Volume) madeAgain() string {
+	return fmt.Sprintf("No command repairs a copy of a sealed volume. Make the volume again: copy the data of %s to a new volume, compare the data there with its source, seal the new volume, and delete %s", v.Name, v.Name)
 }
 
 // wantedScrub is the scrub that the host of an attachment is to carry out; nil if there is none.
-func (v *Volume) wantedScrub(a *Attachment) *WantedScrub {
+func (s *State) wantedScrub(v *Volume, a *Attachment) *WantedScrub {
 	c := v.Scrub
-	if !c.wanted() || c.Paused || v.scrubber() == nil || a.Node != v.scrubber().Node {
+	if by := s.scrubber(v); !c.wanted() || c.Paused || by == nil || a.Node != by.Node {
 		return nil
 	}
 	w := &WantedScrub{ID: c.ID, Rate: c.Rate, Repair: c.Repair, Begin: c.Position, Run: c.Run, Recorded: c.Found - c.Before.Found}
@@ -433,10 +483,10 @@ func (v *Volume) wantedScrub(a *Attachment) *WantedScrub {
 
 // scrubReport is the newest report on the wanted scrub.
 func (s *State) scrubReport(v *Volume) (ScrubReport, bool) {
-	if !v.Scrub.wanted() || v.scrubber() == nil {
+	if !v.Scrub.wanted() || s.scrubber(v) == nil {
 		return ScrubReport{}, false
 	}
-	r, ok := s.attachmentReport(v, v.scrubber())
+	r, ok := s.attachmentReport(v, s.scrubber(v))
 	if !ok || r.Scrub == nil || r.Scrub.ID != v.Scrub.ID {
 		return ScrubReport{}, false
 	}
@@ -481,6 +531,9 @@ func (t *tx) settleScrub(id block.VolumeID) {
 		return
 	}
 	v := t.volume(id)
+	if v.sealed() { // it goes on, also if the one before can again
+		next.By = t.s.scrubber(v).Node
+	}
 	t.tellFindings(v, r, known)
 	if r.Done {
 		t.endScrub(v, next, false)
@@ -565,19 +618,22 @@ func (t *tx) settleSchedules() {
 		return
 	}
 	s.lookedAtScrubs = t.now
+	for _, v := range s.volumes.All() {
+		t.takeOverScrub(v)
+	}
 	busy, due := map[block.NodeName]bool{}, []*Volume{}
 	for _, v := range s.volumes.All() {
 		switch {
-		case v.scrubber() == nil:
+		case t.s.scrubber(v) == nil:
 		case v.Scrub.wanted() && v.Scrub.Scheduled && !v.Scrub.Paused:
-			busy[v.scrubber().Node] = true
+			busy[t.s.scrubber(v).Node] = true
 		case s.scrubDue(v, t.now):
 			due = append(due, v)
 		}
 	}
 	slices.SortFunc(due, func(a, b *Volume) int { return a.nextScrub().Compare(b.nextScrub()) })
 	for _, v := range due {
-		if host := v.scrubber().Node; !busy[host] {
+		if host := t.s.scrubber(v).Node; !busy[host] {
 			busy[host] = true
 			t.beginScrub(t.volume(v.ID), Scrub{ID: fmt.Sprintf("scheduled-%d", t.gen), Rate: v.ScrubRate, Scheduled: true})
 		}
@@ -586,10 +642,10 @@ func (t *tx) settleSchedules() {
 
 // scrubDue reports whether a scrub is to begin by the volume's schedule now.
 func (s *State) scrubDue(v *Volume, now time.Time) bool {
-	if v.ScrubEvery == 0 || v.State != VolumeReady || v.Restored || v.Scrub.wanted() || v.scrubber().State != Attached || now.Before(v.nextScrub()) {
+	if v.ScrubEvery == 0 || v.State != VolumeReady || v.Restored || v.Scrub.wanted() || s.scrubber(v).State != Attached || now.Before(v.nextScrub()) {
 		return false
 	}
-	r, ok := s.attachmentReport(v, v.scrubber())
+	r, ok := s.attachmentReport(v, s.scrubber(v))
 	return ok && r.Scrubs
 }
 
@@ -740,7 +796,11 @@ func (v *Volume) explainHeals(e *Explanation) {
 	}
 	if h.NotRepaired > 0 {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s of its copies did not match their checksums and could not be written again, the last at %s or before", plural(int(h.NotRepaired), "range"), at))
-		e.Actions = append(e.Actions, fmt.Sprintf("to compare all copies and write again what is known to be wrong: weft volume scrub %s --repair", v.Name))
+		if v.sealed() {
+			e.Actions = append(e.Actions, fmt.Sprintf("to compare all copies: weft volume scrub %s", v.Name))
+		} else {
+			e.Actions = append(e.Actions, fmt.Sprintf("to compare all copies and write again what is known to be wrong: weft volume scrub %s --repair", v.Name))
+		}
 	}
 	e.Actions = append(e.Actions, fmt.Sprintf("see which drives changed data: weft event list --object \"volume %s\"; a drive that does so again and again belongs replaced", v.Name))
 }
@@ -765,12 +825,12 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 		}
 		e.Facts = append(e.Facts, fact)
 		if c.Repair && !r.Repairs {
-			e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", v.scrubber().Node))
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", s.scrubber(v).Node))
 		}
-	case v.Scrub.wanted() && v.scrubber() == nil:
+	case v.Scrub.wanted() && s.scrubber(v) == nil:
 		e.Waits = append(e.Waits, fmt.Sprintf("scrub: the volume to be attached; it goes on at %s of %s", v.Scrub.Done.Short(), v.scrubTotal().Short()))
 	case v.Scrub.wanted():
-		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin; the kernel's data path cannot compare copies", v.scrubber().Node))
+		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin; the kernel's data path cannot compare copies", s.scrubber(v).Node))
 	default:
 		e.Facts = append(e.Facts, fmt.Sprintf("the scrub that ended at %s: %s", v.Scrub.Ended.UTC().Format(time.RFC3339), v.Scrub.result()))
 	}
@@ -780,7 +840,7 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 	e.Actions = append(e.Actions, fmt.Sprintf("see which ranges differ: weft event list --object \"volume %s\"", v.Name))
 	switch c := v.Scrub; {
 	case v.sealed():
-		e.Actions = append(e.Actions, fmt.Sprintf("to have a copy that is wrong made again: detach the volume, and weft leg move %s COLUMN.COPY", v.Name))
+		e.Actions = append(e.Actions, v.madeAgain())
 	case !c.Repair:
 		e.Actions = append(e.Actions, fmt.Sprintf("to write again what is known to be wrong: weft volume scrub %s --repair", v.Name))
 	case !c.wanted():
@@ -801,9 +861,9 @@ func (s *State) explainSchedule(e *Explanation, v *Volume) {
 	default:
 		fact += ", and that is due since " + next.UTC().Format(time.RFC3339)
 	}
-	if v.scrubber() != nil {
-		if r, ok := s.attachmentReport(v, v.scrubber()); ok && !r.Scrubs {
-			fact += fmt.Sprintf("; host %s cannot compare copies, as on the kernel's data path", v.scrubber().Node)
+	if s.scrubber(v) != nil {
+		if r, ok := s.attachmentReport(v, s.scrubber(v)); ok && !r.Scrubs {
+			fact += fmt.Sprintf("; host %s cannot compare copies, as on the kernel's data path", s.scrubber(v).Node)
 		}
 	}
 	e.Facts = append(e.Facts, fact)

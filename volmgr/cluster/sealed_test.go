@@ -342,6 +342,66 @@ func TestASealedVolumeWaitsForACopyThatMayComeBack(t *testing.T) {
 	}
 }
 
+// A scrub of a sealed volume does not wait for a reader that is gone or cannot compare, if another one can.
+func TestAReaderThatCannotCompareDoesNotHoldUpAScrub(t *testing.T) {
+	s := sealedWith(t)
+	for _, line := range []string{"attach db1 c1", "comply", "serve c1 db1", "attach db1 c2", "comply", "serve c2 db1", "can-scrub c2"} {
+		s.run(line)
+	}
+	s.run("scrub db1")
+	s.run("wait 60s t1 t2 t3 c2") // c1 is off
+	if text := s.run("wanted-scrub c2"); strings.Contains(text, "none") {
+		t.Errorf("c2 can compare the copies and is not asked to, while c1 is offline and cannot:\n%s", s.run("explain db1"))
+	}
+}
+
+// A repair that was under way when the volume was detached does not go on on hosts that only read.
+func TestARepairThatWasUnderWayEndsWithTheSeal(t *testing.T) {
+	s, _ := labelled(t, append([]string{"can-scrub c1", "scrub db1 repair"}, append(slices.Clone(detachedInOrder), "seal db1", "comply", "attach db1 c1", "comply", "serve c1 db1")...)...)
+	if c := s.db1().Scrub; c == nil || !s.db1().sealed() || c.wanted() || !c.Stopped {
+		t.Fatalf("the repair goes on, or there is no seal: %+v", c)
+	}
+	if w := s.state.wantedScrub(s.db1(), &s.db1().Shared[0]); w != nil && w.Repair {
+		t.Errorf("a host that only reads is told to repair: %+v", w)
+	}
+	if out := s.run("scrub db1 repair"); !strings.Contains(out, "READ_ONLY") {
+		t.Errorf("scrub --repair of a sealed volume says %q", out)
+	}
+}
+
+// The advice for a sealed volume can be followed.
+func TestNothingOffersARepairOfASealedVolume(t *testing.T) {
+	s := sealedWith(t)
+	c := s.db1().clone()
+	c.Heals = &Heals{Run: "r", Count: 1, NotRepaired: 1, Last: s.now}
+	s.state.volumes.Set(s.state.by, c.ID, c)
+	if text := s.run("explain db1"); strings.Contains(text, "--repair") {
+		t.Errorf("explain offers a repair, which is refused:\n%s", text)
+	}
+}
+
+// What a scrub has found is counted once, also if the host that compared before goes on.
+func TestAReaderThatComparesAgainCountsNothingTwice(t *testing.T) {
+	s := sealedWith(t)
+	for _, line := range []string{"attach db1 c1", "comply", "serve c1 db1", "attach db1 c2", "comply", "serve c2 db1", "can-scrub c1", "can-scrub c2", "scrub db1"} {
+		s.run(line)
+	}
+	s.run("scrubbed c1 db1 found=2 at=256MiB run=r1")
+	c1 := s.hosts["c1"].scrub
+	s.step(Detach{Volume: "db1", Node: "c1"}) // c1 does not hear of it, and goes on
+	s.run("scrubbed c2 db1 found=1 at=512MiB run=r2")
+	if n := s.db1().Scrub.Found; n != 3 {
+		t.Fatalf("found %d: %s", n, s.run("wanted-scrub c2"))
+	}
+	s.step(CancelDetach{Volume: "db1", Node: "c1"})
+	s.hosts["c1"].scrub = c1
+	s.run("serve c1 db1")
+	s.run("serve c1 db1")
+	if n := s.db1().Scrub.Found; n != 3 {
+		t.Errorf("two ranges and one are %d, at %v", n, s.db1().Scrub.Position)
+	}
+}
+
 // ---- random histories ----
 
 // sealsWorld is what is known of volume a since it was sealed.

@@ -439,6 +439,9 @@ func (in SealVolume) apply(t *tx) (view, error) {
 	fresh := t.volume(v.ID)
 	fresh.Generation++
 	fresh.Sealed, fresh.SealedAt = next.Sealed, fresh.Generation
+	if c := fresh.Scrub; c.wanted() && c.Repair { // who reads it from now on repairs nothing
+		t.endScrub(fresh, *c, true)
+	}
 	t.volumeEvent(fresh, event.Info, event.VolumeSealed, "no host writes it any more")
 	return volumeResult(v.ID), nil
 }

@@ -263,7 +263,7 @@ func (s *State) WantedInitiatorOf(node block.NodeName, volumes []block.VolumeID)
 func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
-		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: v.wantedScrub(a),
+		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: s.wantedScrub(v, a),
 		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a), Heal: a.Run,
 	}
 	for i := range v.Legs {
