@@ -224,7 +224,7 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 		Labels: labels, Formatted: formatted, Authentication: authentication, State: VolumeReady, Epoch: q.Top + epochJump, Generation: best.Generation + epochJump,
 		Created: time.Unix(0, best.Created).UTC(),
 	}
-	v.adoptSeal(q.Labels())
+	v.adoptSeal(q.Newest)
 	for _, id := range sorted(q.Legs) {
 		l := r.legs[id]
 		v.Legs = append(v.Legs, Leg{
@@ -367,7 +367,7 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 			l.Suspect = verdict.Suspect
 		}
 	}
-	v.Clean = v.unwritten() // nobody could write it
+	v.Clean = v.IsSnapshot() || v.sealed() && q.Newest.Clean // nobody could write it
 	v.Holder = q.Holder("")
 	v.FormerHosts = unseenHosts(q)
 	for c := range v.Layout.Stripes {

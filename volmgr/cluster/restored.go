@@ -189,7 +189,11 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	}
 	v.Holder = q.Holder(v.Holder)
 	v.Generation++
-	v.adoptSeal(q.Labels())
+	if v.adoptSeal(q.Newest); v.sealed() && t.level < sealLevel {
+		// The cluster was at that level when the volume was sealed. A manager that is older would have it
+		// written.
+		t.raise(sealLevel, fmt.Sprintf("by its labels, %s is sealed", v.object()), Seed{})
+	}
 	v.restoreAgain(q.RestoringTo(), t.peek(q.RestoringTo()), t.now)
 	t.volumeEvent(v, event.Info, event.VolumeChecked, "its record was compared with the labels on the drives"+q.Basis())
 }

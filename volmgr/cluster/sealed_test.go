@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
 )
 
@@ -41,7 +42,7 @@ func onlyRead(t *testing.T, s *State, now time.Time) {
 	}
 }
 
-// A store that is rebuilt from the drives knows what was sealed, also if only one label says so.
+// A store that is rebuilt from the drives knows what was sealed.
 func TestASealIsOnTheDrives(t *testing.T) {
 	s, reports := sealedScript(t)
 	all := reports("t1", "t2", "t3")
@@ -61,21 +62,16 @@ func TestASealIsOnTheDrives(t *testing.T) {
 	onlyRead(t, state, t0)
 }
 
-func TestAnyLabelSaysThatAVolumeIsSealed(t *testing.T) {
-	label := func(labels map[string]string) evidence.LegLabel {
-		return evidence.LegLabel{Volume: evidence.VolumeLabel{Labels: labels, Created: t0.UnixNano()}}
-	}
-	old, sealed := label(map[string]string{"tier": "gold"}), label(map[string]string{sealedLabel: "2026-11-21T13:00:00Z"})
+func TestALabelSaysThatAVolumeIsSealed(t *testing.T) {
 	for name, c := range map[string]struct {
-		labels []evidence.LegLabel
+		labels map[string]string
 		want   time.Time
 	}{
-		"none":                     {[]evidence.LegLabel{old}, time.Time{}},
-		"one of two":               {[]evidence.LegLabel{old, sealed}, t0.Add(time.Hour)},
-		"a date of another form":   {[]evidence.LegLabel{label(map[string]string{sealedLabel: "yesterday"})}, t0},
-		"two, of which one is new": {[]evidence.LegLabel{sealed, label(map[string]string{sealedLabel: "2026-11-21T14:00:00Z"})}, t0.Add(time.Hour)},
+		"not sealed":             {map[string]string{"tier": "gold"}, time.Time{}},
+		"sealed":                 {map[string]string{"tier": "gold", sealedLabel: "2026-11-21T13:00:00Z"}, t0.Add(time.Hour)},
+		"a date of another form": {map[string]string{sealedLabel: "yesterday"}, t0},
 	} {
-		if got := sealedBy(c.labels); !got.Equal(c.want) {
+		if got := sealedBy(evidence.VolumeLabel{Labels: c.labels, Created: t0.UnixNano()}); !got.Equal(c.want) {
 			t.Errorf("%s: sealed at %v, want %v", name, got, c.want)
 		}
 	}
@@ -399,6 +395,85 @@ func TestAReaderThatComparesAgainCountsNothingTwice(t *testing.T) {
 	s.run("serve c1 db1")
 	if n := s.db1().Scrub.Found; n != 3 {
 		t.Errorf("two ranges and one are %d, at %v", n, s.db1().Scrub.Position)
+	}
+}
+
+// A sealed volume that was forgotten and written since is not clean because an old label says that it is sealed.
+func TestAnOldSealDoesNotMakeCopiesEqual(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{
+		"target t1 drives=4GiB", "target t2 drives=4GiB", "target t3 drives=4GiB", "host c1",
+		"create db1 size=1GiB copies=3", "comply", "attach db1 c1", "comply", "serve c1 db1", "comply",
+		"detach db1", "release c1 db1", "comply", "seal db1", "comply t1",
+	} {
+		s.run(line)
+	}
+	all := s.reports("t1", "t2", "t3")
+	// t1 was lost, the store too, and the seal with them. The volume was written, and detached by force.
+	v := s.db1()
+	var sealed block.LegID
+	for _, l := range v.Legs {
+		if l.Node == "t1" {
+			sealed = l.ID
+		}
+	}
+	for i := range all {
+		for d := range all[i].Drives {
+			for l := range all[i].Drives[d].Legs {
+				label := &all[i].Drives[d].Legs[l]
+				if label.Leg == sealed {
+					if label.Volume.Labels[sealedLabel] == "" {
+						t.Fatal("t1 does not say that it is sealed")
+					}
+					continue
+				}
+				label.Volume.Labels = nil
+				label.Volume.Generation += epochJump
+				label.Volume.Epoch += epochJump
+				label.AdmittedEpoch = label.Volume.Epoch
+				label.Volume.Clean, label.Volume.Quiet = false, true
+				label.Volume.InSync = slices.DeleteFunc(slices.Clone(label.Volume.InSync), func(id block.LegID) bool { return id == sealed })
+				label.Volume.Others = []block.LegID{sealed}
+			}
+		}
+	}
+	state, text := rebuilt(t, all)
+	got := state.volumes.Get(state.idOf("db1"))
+	if inSync := legsIn(got.inSync()); inSync != 2 {
+		t.Fatalf("%d legs in sync: %s", inSync, text)
+	}
+	if got.Clean {
+		t.Errorf("the newest labels say that its copies may differ, and it counts as clean, sealed %v:\n%s", got.Sealed, text)
+	}
+}
+
+// What is sealed is not written by a manager that does not know seals.
+func TestARestoredSealHasItsLevel(t *testing.T) {
+	s, reports := labelled(t, detachedInOrder...)
+	s.state.level = sealLevel - 1
+	backup := s.state.Records()
+	s.state.level = sealLevel
+	s.run("seal db1")
+	s.run("comply")
+	records, err := Restored(t0, backup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := Load(records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, name := range []string{"t1", "t2", "t3"} {
+			r := reports(name)[0]
+			r.Generation = state.Generation()
+			if _, err := state.Step(t0, TargetReported{Session: 1, Report: r}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if v := state.volumes.Get(state.idOf("db1")); v.sealed() && state.Level() < sealLevel {
+		t.Errorf("sealed at level %d: a manager of that level drops the seal from the record and has the volume written", state.Level())
 	}
 }
 

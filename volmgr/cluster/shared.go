@@ -404,7 +404,7 @@ func (t *tx) sharerChanged(id block.VolumeID, n *Node) {
 // copying to legs that are not in sync, which nobody reads.
 //
 // What is sealed stays so: the record says it before the caller is answered, and then the labels of the
-// legs do. Any label that says so counts, whatever others say, since none says so too early.
+// legs do. The newest label counts if the record is lost: see adoptSeal.
 
 // sealLevel is the level from which on volumes can be sealed: an older manager would have them written.
 const sealLevel block.Level = 6
@@ -477,29 +477,26 @@ func (v *Volume) detachInOrder() string {
 	return fmt.Sprintf("attach it to one host, which makes its copies equal, and detach it in order: `weft attach %s --node NODE`, `weft detach %s`", v.Name, v.Name)
 }
 
-// sealedBy is when a volume was sealed by the labels of its legs; zero if none says so. A date that cannot
+// sealedBy is when a volume was sealed by the label of a leg; zero if it does not say so. A date that cannot
 // be read counts: it is of a later version.
-func sealedBy(labels []evidence.LegLabel) (at time.Time) {
-	for _, l := range labels {
-		text, says := l.Volume.Labels[sealedLabel]
-		if !says {
-			continue
-		}
-		when, err := time.Parse(time.RFC3339, text)
-		if err != nil {
-			when = time.Unix(0, l.Volume.Created)
-		}
-		if when = when.UTC(); at.IsZero() || when.Before(at) {
-			at = when
-		}
+func sealedBy(l evidence.VolumeLabel) time.Time {
+	text, says := l.Labels[sealedLabel]
+	if !says {
+		return time.Time{}
 	}
-	return at
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		at = time.Unix(0, l.Created)
+	}
+	return at.UTC()
 }
 
-// adoptSeal seals a volume whose record is older than its labels, which say that it was sealed.
-func (v *Volume) adoptSeal(labels []evidence.LegLabel) {
-	if at := sealedBy(labels); !at.IsZero() && !v.sealed() {
-		v.Sealed, v.SealedAt, v.Clean = at, v.Generation, true
+// adoptSeal seals a volume whose record is older than its labels, if the newest of them says that it was
+// sealed. An older label may be of a time before the store was lost, and the seal with it: hosts may have
+// written the volume since.
+func (v *Volume) adoptSeal(newest evidence.VolumeLabel) {
+	if at := sealedBy(newest); !at.IsZero() && !v.sealed() {
+		v.Sealed, v.SealedAt, v.Clean = at, v.Generation, newest.Clean
 	}
 }
 
