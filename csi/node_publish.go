@@ -54,7 +54,7 @@ func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publi
 		VolumeId: r.GetVolumeId(), StagingTargetPath: r.GetStagingTargetPath(), PublishContext: r.GetPublishContext(),
 		VolumeCapability: r.GetVolumeCapability(), VolumeContext: r.GetVolumeContext(),
 	})
-	if err == nil && req.sealed && !r.GetReadonly() {
+	if err == nil && req.sealed && !r.GetReadonly() && !onlyReads([]*csi.VolumeCapability{r.GetVolumeCapability()}) {
 		return req, status.Errorf(codes.FailedPrecondition,
 			"readonly: volume %s is sealed, so that no host writes it any more: mount it with readOnly: true in the pod's persistentVolumeClaim, or write to a clone of it", req.volume)
 	}

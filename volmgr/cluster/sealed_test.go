@@ -144,6 +144,16 @@ func TestWhatCannotBeSealed(t *testing.T) {
 	}
 }
 
+// No host begins to make a file system on a sealed volume.
+func TestASealedVolumeIsNotFormatted(t *testing.T) {
+	s, _ := sealedScript(t)
+	for _, formatted := range []string{NotFormatted, Formatting + "ext4"} {
+		if _, err := s.state.Step(s.now, UpdateVolume{Volume: "db1", Formatted: formatted}); !isReason(err, ReasonReadOnly) {
+			t.Errorf("%s: %v, want READ_ONLY", formatted, err)
+		}
+	}
+}
+
 // Hosts that only read may have the volume while it is sealed, and keep it.
 func TestReadersKeepAVolumeThatIsSealed(t *testing.T) {
 	s, _ := labelled(t, append(slices.Clone(detachedInOrder), "attach db1 c1 mode=SHARED_READ_ONLY", "comply", "serve c1 db1", "seal db1")...)

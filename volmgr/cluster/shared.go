@@ -140,6 +140,8 @@ func (s *State) mayShare(v *Volume, mode AttachMode) error {
 				v.object(), mode.words(), v.Layout.Copies),
 			Metadata: map[string]string{"copies": fmt.Sprint(v.Layout.Copies)},
 		}
+	case mode == AttachSharedReadOnly && !v.equal() && v.sealed():
+		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ").hint("`weft explain volume %s` says what can be done", v.Name)
 	case mode == AttachSharedReadOnly && !v.equal():
 		return refused(ReasonCopiesDiffer, v.object(), "its copies may differ, since its last host did not release it cleanly").
 			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`; mount its file system there for writing, which replays the journal, and unmount it; then `weft detach %s`", v.Name, v.Name)

@@ -745,7 +745,7 @@ func (v *Volume) mayBecome(formatted string) error {
 	switch {
 	case len(formatted) > mostFormatted || strings.TrimSpace(formatted) != formatted:
 		return invalid("formatted", "%q is not the name of a file system", formatted)
-	case formatted == NotFormatted && v.sealed():
+	case v.sealed() && (formatted == NotFormatted || strings.HasPrefix(formatted, Formatting)):
 		return v.neverChanges()
 	case formatted == NotFormatted && v.users() != "":
 		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).
