@@ -745,7 +745,7 @@ func (v *Volume) mayBecome(formatted string) error {
 	switch {
 	case len(formatted) > mostFormatted || strings.TrimSpace(formatted) != formatted:
 		return invalid("formatted", "%q is not the name of a file system", formatted)
-	case v.sealed() && (formatted == NotFormatted || strings.HasPrefix(formatted, Formatting)):
+	case v.sealed() && unmade(formatted):
 		return v.neverChanges()
 	case formatted == NotFormatted && v.users() != "":
 		return refused(ReasonAttached, v.object(), "attached to %s, which may write it", v.users()).
@@ -760,6 +760,11 @@ func (v *Volume) mayBecome(formatted string) error {
 		return nil
 	}
 	return conflict(v.object(), "formatted", v.Formatted, formatted)
+}
+
+// unmade reports whether a record says that a volume has no file system yet.
+func unmade(formatted string) bool {
+	return formatted == NotFormatted || strings.HasPrefix(formatted, Formatting)
 }
 
 // orRaw returns the record after writes that it does not cover. A recorded file system
