@@ -294,19 +294,24 @@ func (s *State) unhealable(v *Volume) string {
 		return fmt.Sprintf("column %d has no copy in sync", v.unreadable(v.inSync()))
 	}
 	for i := range v.Legs {
-		switch l := &v.Legs[i]; {
-		case l.State != LegInSync || s.leftBehind(v, l):
-		case l.Suspect || !s.servable(l):
-			why := fmt.Sprintf("%v is %s", l, s.legFact(l))
-			if v.sealed() && s.lostForGood(l) && s.readersLeft(v) {
-				why += fmt.Sprintf(", and %s may still read from it", v.formerHosts())
-			}
+		if why := s.holdsUp(v, &v.Legs[i]); why != "" {
 			return why
-		case s.unhealed(l) != "":
-			return s.unhealed(l)
 		}
 	}
 	return ""
+}
+
+// holdsUp says why no host can heal a volume because of one of its legs in sync; empty if it does not matter.
+func (s *State) holdsUp(v *Volume, l *Leg) string {
+	switch {
+	case l.State != LegInSync || s.leftBehind(v, l):
+		return ""
+	case !l.Suspect && s.servable(l):
+		return s.unhealed(l)
+	case v.sealed() && s.lostForGood(l) && s.readersLeft(v):
+		return fmt.Sprintf("%v is %s, and %s may still read from it", l, s.legFact(l), v.formerHosts())
+	}
+	return fmt.Sprintf("%v is %s", l, s.legFact(l))
 }
 
 // unhealed says why no host that heals can reach a leg, as it uses TCP alone; empty if one may.

@@ -51,7 +51,8 @@ func (w *world) watchHealing(in Input, before Volume, v *Volume, events []event.
 	if was != nil && before.Clean && !v.Clean && now != nil {
 		return "I14: a volume that was detached cleanly is healed, and no longer counts as clean"
 	}
-	if now != nil && before.Epoch == v.Epoch && was != nil {
+	begins := was != nil && was.State == Granting // then a sealed volume is left by a leg that is lost for good
+	if now != nil && before.Epoch == v.Epoch && was != nil && !(v.sealed() && begins) {
 		for _, l := range before.Legs {
 			if now := v.leg(l.ID); l.State == LegInSync && now != nil && now.State != LegInSync && now.Retired == 0 && !now.Suspect && !l.Suspect {
 				return fmt.Sprintf("I14: %v was in sync and is %s in a volume that is only healed", &l, now.State)
