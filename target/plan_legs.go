@@ -99,7 +99,10 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 		// First its record says that it is not prepared: growing it meanwhile would undo that.
 	case record.GetZeroed(): // it has begun, so its origin does not count
 		p.order(prepareLeg{w.drive, w.id, size, userspace.Origin{}})
-	case !w.GetOrigin().GetWait() && p.freezable(w):
+	case w.GetOrigin().GetWait():
+	case w.source != nil:
+		p.order(copyLeg{w.drive, w.id, size, w.origin.Leg, w.source})
+	case p.freezable(w):
 		p.order(prepareLeg{w.drive, w.id, size, w.origin})
 	}
 }

@@ -13,13 +13,14 @@ package block
 //	3  volumes may be thin; hosts may be without an agent
 //	4  thin volumes may have snapshots and clones
 //	5  so may volumes that are not thin, and hosts copy to the legs of detached volumes
+//	6  targets copy snapshots to drives that lack them
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 5
+	KnownLevel Level = 6
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

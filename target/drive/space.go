@@ -252,6 +252,16 @@ func (l *Label) Prepared(id block.LegID, size block.Size) error {
 	return nil
 }
 
+// FormattedTree records that a tree is formatted, before a leg in it is prepared.
+func (l *Label) FormattedTree(name string) error {
+	t := l.Tree(name)
+	if t == nil {
+		return fmt.Errorf("tree %s: not there", name)
+	}
+	t.Formatted = true
+	return nil
+}
+
 // Unprepared records that a mapped leg's place in its tree is to be made again.
 func (l *Label) Unprepared(id block.LegID) error {
 	leg := l.Leg(id)

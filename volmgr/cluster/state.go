@@ -152,6 +152,7 @@ type clock struct {
 	lookedAway     time.Time // when noteAway last looked at volumes
 	lookedAtScrubs time.Time // when settleSchedules last did
 	lookedAtSpace  time.Time // when noteFull last did
+	lookedAtCopies time.Time // when noteCopies last did
 
 	lookedRebalance time.Time // when settleRebalances last did
 	lookedHealing   time.Time // when beginHealings last did
@@ -194,6 +195,7 @@ type derived struct {
 	allSnapshots int                      // of all volumes
 	fullLegs     map[block.LegID]bool     // of which an event says that their writes wait for space
 	unsettled    map[block.VolumeID]bool  // volumes that time or a report may change
+	fewer        map[block.VolumeID]bool  // snapshots with fewer legs than they are to have
 	touched      map[block.DriveID]uint64 // when legs were last placed there or removed, as a count
 	removed      map[block.DriveID]uint64 // the same, only of removed or moved ones
 	touches      uint64
@@ -212,6 +214,7 @@ type reported struct {
 	trials   backoff.Trials
 	away     map[block.DriveID]time.Time // since when drives cannot be used
 	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	uncopied map[block.VolumeID]uncopied // snapshots that could not be copied
 	healings map[block.VolumeID]healing  // of detached volumes that lack a copy; see copying.go
 	stopping map[block.NodeName]stop     // targets that say that they stop; see upkeep.go
 	// asked are the legs in sync that a volume's host is asked to leave out, with the reasons; see
@@ -266,9 +269,9 @@ func empty() *State {
 			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
 			fullLegs:  map[block.LegID]bool{},
 			extents:   map[block.DriveID][]image.Extent{},
-			unsettled: map[block.VolumeID]bool{},
-			touched:   map[block.DriveID]uint64{},
-			removed:   map[block.DriveID]uint64{},
+			unsettled: map[block.VolumeID]bool{}, fewer: map[block.VolumeID]bool{},
+			touched: map[block.DriveID]uint64{},
+			removed: map[block.DriveID]uint64{},
 		},
 		reported: reported{
 			targets:       map[block.NodeName]*target{},
@@ -278,6 +281,7 @@ func empty() *State {
 			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
+			uncopied:      map[block.VolumeID]uncopied{},
 			healings:      map[block.VolumeID]healing{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
@@ -498,7 +502,7 @@ func (s *State) Fork() *State {
 	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded, f.healings = nil, nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fewer, f.fields, f.still, f.crowded, f.healings = nil, nil, nil, nil, nil, nil, nil, nil, nil, nil
 	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
@@ -528,7 +532,7 @@ func (s *State) Copy() *State {
 		c.extents[drive] = slices.Clone(extents)
 	}
 	c.fullLegs = maps.Clone(s.fullLegs)
-	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
+	c.unsettled, c.fewer, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.fewer), maps.Clone(s.touched), maps.Clone(s.removed)
 	c.reported = s.reported.visible()
 	c.answered, c.overSince = cloneEach(s.answered), maps.Clone(s.overSince)
 	for node, on := range c.targets {
@@ -536,7 +540,7 @@ func (s *State) Copy() *State {
 		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
 		c.targets[node] = &own
 	}
-	c.wellness, c.away, c.crowded = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded)
+	c.wellness, c.away, c.crowded, c.uncopied = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded), maps.Clone(s.uncopied)
 	c.healings = maps.Clone(s.healings)
 	return &c
 }
@@ -545,7 +549,7 @@ func (s *State) Copy() *State {
 func (r reported) visible() reported {
 	r.targets, r.initiators = maps.Clone(r.targets), maps.Clone(r.initiators)
 	r.foreignAgents, r.fences = maps.Clone(r.foreignAgents), maps.Clone(r.fences)
-	r.stopping, r.asked = maps.Clone(r.stopping), maps.Clone(r.asked)
+	r.stopping, r.asked, r.uncopied = maps.Clone(r.stopping), maps.Clone(r.asked), maps.Clone(r.uncopied)
 	r.answered, r.overSince = nil, nil
 	return r
 }
