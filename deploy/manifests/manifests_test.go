@@ -162,8 +162,8 @@ func TestSnapshotMetadataIsThereWhereItIsAskedFor(t *testing.T) {
 			checkServed(t, out)
 		}
 	}
-	out, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", "snapshots.enabled=true,snapshotMetadata.enabled=true,snapshotMetadata.certificate.secretName=own",
-		"--set-string", "snapshotMetadata.certificate.caCert=-----BEGIN CERTIFICATE-----")
+	out, err := h.template(t.Context(), filepath.Join(dir, chartDir), "--set", "snapshots.enabled=true,snapshotMetadata.enabled=true,snapshotMetadata.certificate.secretName=own,"+
+		"snapshotMetadata.certificate.caCert=-----BEGIN CERTIFICATE-----")
 	if err != nil || strings.Contains(out, "kind: Secret") || !strings.Contains(out, "secretName: own") || !strings.Contains(out, base64.StdEncoding.EncodeToString([]byte("-----BEGIN CERTIFICATE-----"))) {
 		t.Errorf("with a certificate of one's own: %v\n%s", err, out)
 	}
