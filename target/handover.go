@@ -218,10 +218,8 @@ func (a *Agent) awaitSettled(ctx context.Context) {
 func (a *Agent) settle() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	select {
-	case <-a.settled:
+	if a.isSettled() {
 		return
-	default:
 	}
 	if a.letIn != nil {
 		a.letIn()

@@ -121,13 +121,12 @@ func (w wantedLeg) undecided() bool { return w.GetVolume().GetRestoringToId() !=
 // goBack orders that a based leg become what a snapshot holds. If that is not wanted any more, its record is
 // to say so: the leg is as it was.
 func (p *planner) goBack(w wantedLeg, record *pb.LegLabel) {
-	if w.undecided() {
-		return
+	switch {
+	case w.undecided():
+	case w.restores() && record.GetRevision() < w.GetRevision(): // first its record has this revision
+	default:
+		p.order(prepareLeg{w.drive, w.id, record.GetRevision(), block.Size(w.GetSizeBytes()), w.origin})
 	}
-	if w.restores() && record.GetRevision() < w.GetRevision() { // first its record has this revision
-		return
-	}
-	p.order(prepareLeg{w.drive, w.id, record.GetRevision(), block.Size(w.GetSizeBytes()), w.origin})
 }
 
 // freezable reports whether hosts use the leg that is to be frozen through its tree, and no other way is

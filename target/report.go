@@ -77,8 +77,8 @@ func driveReport(id block.DriveID, d driveSeen) *pb.DriveReport {
 	return r
 }
 
-// legOnLabel is what the report says of a leg's record. Managers that do not know that a leg can be going back
-// take one that is not zeroed for one that is not through.
+// legOnLabel is what the report says of a leg's record. One that is going back is reported as not zeroed:
+// managers of earlier versions do not know that a leg can go back, and would take it for done.
 func legOnLabel(record *pb.LegLabel) *pb.LegLabel {
 	record = proto.CloneOf(record)
 	record.Zeroed = drive.Ready(record)

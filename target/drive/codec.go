@@ -329,15 +329,20 @@ func (c *copies) complete(generation uint64) bool {
 // ReadLabel reads the newest good copy of the label on a device of size bytes: ErrNoLabel,
 // ErrCorrupt, ErrNewer, ErrOtherSize, ErrUnfinished, or the device's error.
 func ReadLabel(r io.ReaderAt, size block.Size) (*Label, error) {
+	_, l, err := readLabel(r, size)
+	return l, err
+}
+
+// readLabel is ReadLabel, and returns all copies too.
+func readLabel(r io.ReaderAt, size block.Size) (c copies, l *Label, err error) {
 	if size < MinSize {
-		return nil, fmt.Errorf("%w: the device is too small for one", ErrNoLabel)
+		return c, nil, fmt.Errorf("%w: the device is too small for one", ErrNoLabel)
 	}
-	c := readCopies(r, size)
-	l, err := c.newest()
-	if err != nil {
-		return nil, err
+	c = readCopies(r, size)
+	if l, err = c.newest(); err != nil {
+		return c, nil, err
 	}
-	return l, l.usable(size)
+	return c, l, l.usable(size)
 }
 
 // usable says why a good label does not make a usable drive of a device of size bytes.

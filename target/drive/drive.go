@@ -71,12 +71,16 @@ func Open(m Medium, cluster block.ClusterID) (*Drive, error) {
 }
 
 // Resume is Open, whatever the cluster, of a drive that the previous process of this agent has held until
-// now. It looks at the label alone and not for signatures of others, which takes longer than the rest,
-// while hosts wait: who has written to the drive just now is found by the next scan, or when the label is
-// written.
+// now. It looks at the label alone and not for signatures of others: that takes longer than the rest, and
+// hosts wait. If somebody else has written to the drive just now, the next scan finds that out, or the next
+// write of the label.
 func Resume(m Medium) (*Drive, error) {
 	d := &Drive{medium: m, mu: make(lock, 1), zeroing: map[block.LegID]bool{}}
-	if err := d.reload(); err != nil {
+	c, label, err := readLabel(m, m.Size())
+	if err == nil {
+		err = d.begin(label, c)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("resume drive: %w", err)
 	}
 	return d, nil
@@ -96,8 +100,7 @@ func OpenPath(path string, cluster block.ClusterID) (*Drive, error) {
 	return d, nil
 }
 
-// load reads the label from the device. It flushes after the read: if the process that wrote the
-// label was killed before its own flush, the label may only be in the device's volatile cache.
+// load reads the label from the device.
 func (d *Drive) load() error {
 	c, err := examine(d.medium, d.medium.Size())
 	if err != nil {
@@ -112,23 +115,8 @@ func (d *Drive) load() error {
 	return d.begin(c.label, c.copies)
 }
 
-// reload is load without a look for signatures of others.
-func (d *Drive) reload() error {
-	if d.medium.Size() < MinSize {
-		return ErrNoLabel
-	}
-	c := readCopies(d.medium, d.medium.Size())
-	label, err := c.newest()
-	if err != nil {
-		return err
-	}
-	if err := label.usable(d.medium.Size()); err != nil {
-		return err
-	}
-	return d.begin(label, c)
-}
-
-// begin takes over what the copies of the label hold.
+// begin takes over what the copies of the label hold. It flushes after the read: if the process that wrote the
+// label was killed before its own flush, the label may only be in the device's volatile cache.
 func (d *Drive) begin(label *Label, c copies) error {
 	if err := d.medium.Flush(); err != nil {
 		return fmt.Errorf("flush: %w", err)

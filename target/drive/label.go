@@ -56,8 +56,8 @@ func (l *Label) Leg(id block.LegID) *pb.LegLabel {
 
 // PutLeg adds a leg, or replaces its record. Extents must be free and inside the drive; an existing
 // leg may get more extents behind its own, which are then to be zeroed. Progress is never undone:
-// zeroed extents stay zeroed, a leg that is going back stays so, the admitted epoch is at least that of the volume's legs on this
-// drive, and a lower revision or an older volume is refused.
+// zeroed extents stay zeroed, a leg that is going back stays so, the admitted epoch is at least that of
+// the volume's legs on this drive, and a lower revision or an older volume is refused.
 func (l *Label) PutLeg(record *pb.LegLabel) error {
 	record = proto.CloneOf(record)
 	at := slices.IndexFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == record.LegId })

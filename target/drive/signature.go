@@ -39,10 +39,7 @@ type contents struct {
 func examine(r io.ReaderAt, size block.Size) (contents, error) {
 	c := contents{err: ErrNoLabel}
 	if size >= MinSize {
-		c.copies = readCopies(r, size)
-		if c.label, c.err = c.copies.newest(); c.err == nil {
-			c.err = c.label.usable(size)
-		}
+		c.copies, c.label, c.err = readLabel(r, size)
 	}
 	e, err := readEnds(r, int64(size))
 	if err != nil && c.err == nil {

@@ -618,11 +618,9 @@ func (t *tx) settleSchedules() {
 		return
 	}
 	s.lookedAtScrubs = t.now
-	for _, v := range s.volumes.All() {
-		t.takeOverScrub(v)
-	}
 	busy, due := map[block.NodeName]bool{}, []*Volume{}
 	for _, v := range s.volumes.All() {
+		t.takeOverScrub(v)
 		switch {
 		case t.s.scrubber(v) == nil:
 		case v.Scrub.wanted() && v.Scrub.Scheduled && !v.Scrub.Paused:

@@ -361,6 +361,21 @@ func TestAReaderThatCannotCompareDoesNotHoldUpAScrub(t *testing.T) {
 	}
 }
 
+// If the reader that compares is lost, another one goes on.
+func TestAnotherReaderTakesOverAScrub(t *testing.T) {
+	s := sealedWith(t)
+	for _, line := range []string{"attach db1 c1", "comply", "serve c1 db1", "attach db1 c2", "comply", "serve c2 db1", "can-scrub c1", "can-scrub c2", "scrub db1"} {
+		s.run(line)
+	}
+	if text := s.run("wanted-scrub c1"); strings.Contains(text, "none") {
+		t.Fatalf("c1 was there first, and is not asked to compare:\n%s", s.run("explain db1"))
+	}
+	s.run("wait 150s t1 t2 t3 c2") // c1 is off
+	if text := s.run("wanted-scrub c2"); strings.Contains(text, "none") {
+		t.Errorf("c1 is offline, and c2 is not asked to go on:\n%s", s.run("explain db1"))
+	}
+}
+
 // A repair that was under way when the volume was detached does not go on on hosts that only read.
 func TestARepairThatWasUnderWayEndsWithTheSeal(t *testing.T) {
 	s, _ := labelled(t, append([]string{"can-scrub c1", "scrub db1 repair"}, append(slices.Clone(detachedInOrder), "seal db1", "comply", "attach db1 c1", "comply", "serve c1 db1")...)...)
@@ -489,7 +504,7 @@ func TestARestoredSealHasItsLevel(t *testing.T) {
 
 // ---- random histories ----
 
-// sealsWorld is what is known of volume a since it was sealed.
+// sealsWorld is what a history knows of volume a, once that is sealed.
 type sealsWorld struct {
 	sealed   int
 	holds    map[wCell]int // what each register held then
@@ -569,8 +584,8 @@ func (w *world) checkSeal() string {
 	return ""
 }
 
-// Whatever agents do late, and whatever happens to the store, what a volume held when it was sealed is what
-// its copies in sync hold ever after.
+// The copies in sync of a sealed volume always hold what the volume held when it was sealed. Agents may be
+// late, and the store may be lost.
 func TestRandomHistoriesOfSealedVolumes(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]place{

@@ -589,6 +589,16 @@ func (w *snapWorld) act() {
 		if w.rng.IntN(2) == 0 {
 			w.nextManager()
 		}
+	case 16, 17:
+		for _, v := range w.s.volumes.All() {
+			if !v.IsSnapshot() || v.State != VolumeReady || w.rng.IntN(3) > 0 {
+				continue
+			}
+			if o := w.s.volumes.Get(v.Snapshot.Volume); o != nil && o.users() == "" { // mostly somebody has it
+				w.refusable(w.step(RestoreVolume{Volume: o.ID.String(), Snapshot: v.ID.String()}))
+				break
+			}
+		}
 	default:
 		w.now = w.now.Add(time.Duration(w.rng.Int64N(int64(w.pace))))
 		if w.rng.IntN(2) == 0 {
@@ -1234,6 +1244,7 @@ func TestASnapshotOfAVolumeThatIsNotThinIsTheVolumeAtOneMoment(t *testing.T) {
 	if complete < 20 || returned < 10 {
 		t.Errorf("%d snapshots were complete, and %d volumes went back: too few to tell anything", complete, returned)
 	}
+	t.Logf("%d snapshots were complete, and %d volumes went back", complete, returned)
 }
 
 // A volume that is not thin goes back from level 6 on, and only on targets that know it.

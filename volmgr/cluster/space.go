@@ -499,7 +499,7 @@ func (s *State) baseWaits(o *Volume, x *Taking) (waits []string) {
 	return waits
 }
 
-// shares reports whether a leg is in a tree in which there may be others, or is what that is over.
+// shares reports whether other legs may be in the tree of a leg: it is in one, or one is over its extents.
 func (l *Leg) shares() bool { return l.Based || l.mapped() && !l.Tree.IsZero() }
 
 // indexTree keeps, by tree, the volumes that have a leg in it; in says whether v is new or old.

@@ -235,28 +235,37 @@ type Predecessor struct {
 
 // FindPredecessor returns the process that has started this one; nil if this is an ordinary start.
 func FindPredecessor() (*Predecessor, error) {
-	text, ok := os.LookupEnv(predecessorVariable)
-	if !ok {
-		return nil, nil
-	}
-	if err := os.Unsetenv(predecessorVariable); err != nil { // it is not for programs that this one starts
+	fd, note, ok, err := descriptorIn(predecessorVariable)
+	if err != nil || !ok {
 		return nil, err
 	}
-	number, note, _ := strings.Cut(text, ":")
-	fd, err := strconv.Atoi(number)
-	if err != nil {
-		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
-	}
-	unix.CloseOnExec(fd)
 	conn, err := connOf(fd)
 	if err != nil {
-		return nil, fmt.Errorf("%s=%s: %w", predecessorVariable, text, err)
+		return nil, fmt.Errorf("%s=%d: %w", predecessorVariable, fd, err)
 	}
 	draft, err := findDraft()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("read what the previous process has: %w", err), conn.Close())
 	}
 	return &Predecessor{note, draft, conn}, nil
+}
+
+// descriptorIn takes a variable out of the environment, since it is not for programs that this process
+// starts: the number of a descriptor, which is not for them either, and after a colon a note.
+func descriptorIn(variable string) (fd int, note string, ok bool, err error) {
+	text, ok := os.LookupEnv(variable)
+	if !ok {
+		return 0, "", false, nil
+	}
+	if err := os.Unsetenv(variable); err != nil {
+		return 0, "", false, err
+	}
+	number, note, _ := strings.Cut(text, ":")
+	if fd, err = strconv.Atoi(number); err != nil {
+		return 0, "", false, fmt.Errorf("%s=%s: %w", variable, text, err)
+	}
+	unix.CloseOnExec(fd)
+	return fd, note, true, nil
 }
 
 // draftFile returns a file in memory that no path leads to.
@@ -274,16 +283,9 @@ func draftFile(draft []byte) (*os.File, error) {
 
 // findDraft returns the draft of what the previous process will give; nil: it told of none.
 func findDraft() ([]byte, error) {
-	text, ok := os.LookupEnv(draftVariable)
-	if !ok {
-		return nil, nil
-	}
-	if err := os.Unsetenv(draftVariable); err != nil {
+	fd, _, ok, err := descriptorIn(draftVariable)
+	if err != nil || !ok {
 		return nil, err
-	}
-	fd, err := strconv.Atoi(text)
-	if err != nil {
-		return nil, fmt.Errorf("%s=%s: %w", draftVariable, text, err)
 	}
 	f := os.NewFile(uintptr(fd), "draft")
 	defer f.Close()
