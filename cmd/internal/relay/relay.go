@@ -9,6 +9,7 @@
 //	the next process                        this process
 //	-----------------------------------------------------------------------
 //	does not start, or not in time          has never stopped
+//	cannot serve, see rehearse.go           has never stopped
 //	dies before it has taken over           takes over from itself
 //	dies later                              has ended: systemd starts anew
 package relay
@@ -81,6 +82,9 @@ func (r *Target) With(ctx context.Context, a *target.Agent, datapath string, log
 	if err := a.Prepare(ctx, r.previous.Draft); err != nil {
 		return nil, err
 	}
+	if err := r.rehearse(ctx); err != nil {
+		return nil, err
+	}
 	message, sockets, err := r.previous.Take(ctx)
 	if err != nil {
 		return nil, err
@@ -131,6 +135,9 @@ func (r *Target) await(ctx context.Context) bool {
 			continue
 		}
 		r.log.Info("asked to hand over: starting the next process")
+		if err := r.rehearse(ctx); err != nil { // to hand over takes longer the first time, too
+			r.log.Warn("this process goes on, although it may not hand over well", "err", err)
+		}
 		draft, err := r.Draft()
 		if err != nil {
 			r.log.Error("not handed over; this process goes on", "err", err)
