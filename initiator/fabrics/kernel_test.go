@@ -267,13 +267,13 @@ func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T)
 	var n Namespace
 	eventually(t, "the namespace appears", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil && n.Live })
 	for _, path := range n.Paths {
-		if err := k.SetIOTimeout(path, 4*time.Second); err != nil {
+		if err := k.SetIOTimeout(path, 10*time.Second); err != nil {
 			t.Fatal(err)
 		}
 	}
 	freeze()
 	go k.Probe(n.Head) //nolint:errcheck // it fails when the controller goes
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(time.Second) // on a busy machine it takes a while until the kernel has the command
 	began, deleted := time.Now(), make(chan error, 1)
 	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
 	time.Sleep(time.Second)

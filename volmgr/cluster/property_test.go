@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/volmgr/cow"
 )
 
-var histories = flag.Uint64("histories", 120, "random histories to try")
+var histories = flag.Uint64("histories", 80, "random histories to try")
 
 const historySteps = 2000
 
