@@ -10,6 +10,7 @@ import (
 	"hash/crc32"
 	"io"
 	"slices"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -246,11 +247,13 @@ type slotCopy struct {
 // copies are the slots of a device: head A, head B, tail A, tail B.
 type copies [4]slotCopy
 
-func readCopies(r io.ReaderAt, size block.Size) copies {
-	var c copies
+// readCopies reads all slots at once: fences and handovers wait for it.
+func readCopies(r io.ReaderAt, size block.Size) (c copies) {
+	var all sync.WaitGroup
 	for i, offset := range slotOffsets(size) {
-		c[i] = readSlot(r, offset)
+		all.Go(func() { c[i] = readSlot(r, offset) })
 	}
+	all.Wait()
 	return c
 }
 
