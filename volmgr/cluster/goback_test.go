@@ -291,6 +291,15 @@ func TestAnUndecidedVolumeDoesNotGoBack(t *testing.T) {
 		t.Errorf("it is explained as %+v, %v", e, err)
 	}
 	for _, volume := range []string{"db1", "db1@mon"} {
+		e, err := w.s.Explain("db1")
+		if err != nil || !slices.Contains(e.Waits, "an operator to choose a copy of each column of db1@mon that has none in sync") ||
+			!slices.ContainsFunc(e.Actions, func(do string) bool { return strings.Contains(do, "weft explain snapshot db1@mon") }) {
+			t.Errorf("nothing is said of the snapshot, which nobody believes: %+v, %v", e, err)
+		}
+		unproven := slices.ContainsFunc(e.Waits, func(why string) bool { return strings.Contains(why, "not known whether what its tree has of db1@mon") })
+		if volume == "db1@mon" && !unproven {
+			t.Errorf("a leg that waits for that says %v", e.Waits)
+		}
 		for _, l := range w.volume(volume).Legs {
 			if l.Node == a.Node {
 				if _, err := w.s.Step(w.now, PromoteStaleLeg{Volume: volume, Leg: l.ID, AcceptDataLoss: true}); err != nil {

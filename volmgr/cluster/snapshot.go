@@ -1098,7 +1098,7 @@ func (s *State) columnGoesBack(v, from *Volume, column int) error {
 // goesBack returns the leg of a snapshot that a leg can be made again of; if there is none now, it says why.
 func (s *State) goesBack(l *Leg, from *Volume) (x *Leg, why string) {
 	i := slices.IndexFunc(from.Legs, func(x Leg) bool {
-		return x.Drive == l.Drive && x.tree() == l.tree() && x.Column == l.Column && x.trusted()
+		return x.Drive == l.Drive && x.tree() == l.tree() && x.Column == l.Column && x.member()
 	})
 	switch {
 	case !l.trusted():
@@ -1107,6 +1107,8 @@ func (s *State) goesBack(l *Leg, from *Volume) (x *Leg, why string) {
 		return nil, cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s cannot serve it", l.Node))
 	case i < 0:
 		return nil, fmt.Sprintf("nothing of %s was found in its tree", from.Name)
+	case !from.Legs[i].trusted():
+		return nil, fmt.Sprintf("it is not known whether what its tree has of %s is right", from.Name)
 	case s.oldForBack(l):
 		return nil, fmt.Sprintf("target %s is of an earlier version, or has not `--datapath user`, and cannot have it go back to a snapshot", l.Node)
 	}
@@ -1390,6 +1392,10 @@ func (s *State) explainRestoring(e *Explanation, v *Volume) {
 	x := v.Restoring
 	if v.undecided() {
 		e.Waits = append(e.Waits, "an operator to choose a copy of each column that has none in sync")
+	}
+	if from := s.volumes.Get(x.To); from != nil && from.undecided() {
+		e.Waits = append(e.Waits, fmt.Sprintf("an operator to choose a copy of each column of %s that has none in sync", x.Name))
+		e.Actions = append(e.Actions, fmt.Sprintf("see what is known of each copy of %s, and choose: `weft explain snapshot %s`", x.Name, x.Name))
 	}
 	e.Summary = fmt.Sprintf("%s is going back to %s; no host can have it until that is over", v.object(), x.Name)
 	e.Waits = append(e.Waits, s.restoringWaits(v)...)
