@@ -142,6 +142,18 @@ func (u Unit) PowerLost(now int64) {
 	}
 }
 
+// Replaced notes that at a moment from began to now, with no write under way that could still happen, the
+// unit was made what an earlier write had left, for good: nothing that was there before comes back.
+func (u *Unit) Replaced(number uint64, began, now int64) {
+	for i := range *u {
+		v := &(*u)[i]
+		v.settled, v.past, v.lost = min(v.settled, now), min(v.past, now), min(v.lost, now)
+	}
+	u.Write(number, began)
+	v := &(*u)[len(*u)-1]
+	v.settled, v.acked = now, now
+}
+
 // Read notes the value that a read returned, which began at began and ends now. It returns
 // an error if the unit cannot have held that value in between.
 func (u Unit) Read(number uint64, began, now int64) error {

@@ -40,6 +40,10 @@ func late(number uint64, at int64) step {
 	return func(u *Unit, now int64) error { return u.Read(number, at, now) }
 }
 
+func replaced(number uint64) step {
+	return fine(func(u *Unit, now int64) { u.Replaced(number, now, now) })
+}
+
 var (
 	wait   = fine(func(*Unit, int64) {})
 	crash  = fine(func(u *Unit, now int64) { u.Crashed(now) })
@@ -73,6 +77,12 @@ func TestWhatAUserMaySee(t *testing.T) {
 		{"an outage takes what was not flushed", []step{write(1), acked(1), outage, read(0)}, 0},
 		{"an outage leaves what was flushed", []step{write(1), acked(1), wait, flushed(3), outage, read(0)}, 6},
 		{"a flush is of what was acknowledged before it", []step{write(1), acked(1), wait, flushed(1), outage, read(0)}, 0},
+		{"what was put in its place is there", []step{write(1), acked(1), write(2), acked(3), replaced(1), read(1), read(2)}, 7},
+		{"a write under way before does not happen after", []step{write(1), replaced(0), read(0), read(1)}, 4},
+		{"a read that began before sees what was there", []step{write(1), acked(1), wait, replaced(0), late(1, 3), late(1, 5)}, 6},
+		{"an outage leaves what was put in its place", []step{write(1), acked(1), replaced(0), outage, read(0), read(1)}, 6},
+		{"what is put there can be written over", []step{write(1), replaced(7), write(2), acked(3), read(2), read(7)}, 6},
+		{"and comes back if that is lost", []step{write(1), replaced(7), write(2), acked(3), outage, read(7)}, 0},
 		{"an outage leaves what was written through", []step{write(1), durable(1), acked(1), outage, read(0)}, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
