@@ -193,8 +193,14 @@ func (w world) String() string {
 
 // tell prints what happened, if a life failed.
 func (c *cluster) tell(seed uint64) {
+	wrong := 0
+	c.every(func(u *user) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		wrong += u.wrong
+	})
 	c.user.mu.Lock()
-	wrong, counts := c.user.wrong, fmt.Sprint(c.user.counts)
+	counts := fmt.Sprint(c.user.counts)
 	c.user.mu.Unlock()
 	if c.archive != nil {
 		counts += fmt.Sprint("; snapshots ", c.archive.counted())
@@ -415,6 +421,9 @@ func (r *chaos) kinds() []kind {
 	}
 	if len(r.cluster.managers) > 1 {
 		all = append(all, kind{"lose the majority", 1, r.loseMajority})
+	}
+	if r.cluster.archive != nil {
+		all = append(all, kind{"go back", 4, r.goBack}, kind{"lose store going back", 1, r.loseStoreGoingBack}, kind{"fill drives", 2, r.fillDrives})
 	}
 	return append(all, r.managerKinds()...)
 }
@@ -1191,6 +1200,7 @@ func (r *chaos) startAnew() string {
 		_, err := c.operator.Attach(ctx, &pb.AttachRequest{Volume: volumeName, Node: h.name})
 		if err != nil && time.Now().After(patient) { // every agent has reported by now
 			c.choose(ctx, volumeName)
+			c.archive.choose(ctx)
 		}
 		return err
 	})

@@ -341,15 +341,24 @@ func (k *archive) take(random *rand.Rand) {
 		}
 	})
 	k.mu.Lock()
-	k.next++
-	name, lost, full := fmt.Sprintf("s%d", k.next), k.lost, len(k.taken) >= mostPictures
+	full := len(k.taken) >= mostPictures
 	k.mu.Unlock()
 	if len(all) == 0 || full {
 		return
 	}
+	k.shoot(all, random)
+}
+
+// shoot takes snapshots of the volumes of some users at one moment; nil if it did not begin, or was refused.
+func (k *archive) shoot(all []*user, random *rand.Rand) *shot {
+	c := k.cluster
+	k.mu.Lock()
+	k.next++
+	name, lost := fmt.Sprintf("s%d", k.next), k.lost
+	k.mu.Unlock()
 	end, ok := k.begun("take snapshots %s", name)
 	if !ok {
-		return
+		return nil
 	}
 	defer end()
 	s := &shot{}
@@ -362,9 +371,10 @@ func (k *archive) take(random *rand.Rand) {
 	if err := k.ask(s, name); err != nil {
 		k.count("refused")
 		c.did("snapshots %s: %v", name, err)
-		return
+		return nil
 	}
 	k.await(s, lost, random)
+	return s
 }
 
 // String is the name of the user's volume.
@@ -631,13 +641,15 @@ func (k *archive) readAll(p *picture, d *export) (numbers []uint64, err error) {
 
 // tend makes, moves or deletes something.
 func (k *archive) tend(random *rand.Rand) {
-	switch random.IntN(8) {
+	switch random.IntN(10) {
 	case 0, 1:
 		k.clone(random)
 	case 2, 3:
 		k.move(random)
 	case 4:
 		k.deleteClone(random)
+	case 5, 6:
+		k.restore(random)
 	default:
 		if p := k.pick(random, func(*picture) bool { return true }); p != nil {
 			k.deletePicture(p)
@@ -868,6 +880,19 @@ func (k *archive) mayLose() {
 			u.cachesLost()
 		}
 	})
+}
+
+// choose takes a copy of each snapshot of which none is certain: a volume may be going back to it.
+func (k *archive) choose(ctx context.Context) {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	all := slices.Sorted(maps.Keys(k.taken))
+	k.mu.Unlock()
+	for _, name := range all {
+		k.cluster.choose(ctx, name)
+	}
 }
 
 // lose notes that the managers' store is lost.
