@@ -272,7 +272,7 @@ func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T)
 		}
 	}
 	freeze()
-	go k.Probe(n.Head) //nolint:errcheck // it fails when the controller goes
+	go k.Probe(n.Head)      //nolint:errcheck // it fails when the controller goes
 	time.Sleep(time.Second) // on a busy machine it takes a while until the kernel has the command
 	began, deleted := time.Now(), make(chan error, 1)
 	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
