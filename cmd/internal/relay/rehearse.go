@@ -68,7 +68,6 @@ type stage struct {
 	listener net.Listener
 	portal   block.Portal
 	medium   func(path string, data block.Device) block.Device // for tests; nil: the memory as it is
-	drive    block.DriveID
 }
 
 // The names on the stage. Nobody else hears of them.
