@@ -611,6 +611,9 @@ func Recover(cfg Config, from string) (replicated.Survivor, error) {
 	if err != nil {
 		return s, err
 	}
+	if len(s.Records) == 0 {
+		return s, fmt.Errorf("recover: %s has no records: its manager had just become a member, and had received none", from)
+	}
 	records, err := cluster.Restored(cfg.Now(), s.Records)
 	if err != nil {
 		return s, fmt.Errorf("recover: %w", err)

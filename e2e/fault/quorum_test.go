@@ -266,7 +266,8 @@ func (r *chaos) loseManagers() string {
 func (r *chaos) loseMajority() string {
 	c := r.cluster
 	r.heal()
-	c.archive.rest() // what only the others know is not lost
+	time.Sleep(2 * time.Second) // a new member gets the records meanwhile, and may be the one that stays
+	c.archive.rest()            // what only the others know is not lost
 	c.archive.lose()
 	c.clerk.hold()
 	survivor, what := r.manager(), ""
