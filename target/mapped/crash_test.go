@@ -129,6 +129,7 @@ type world struct {
 	bgErr atomic.Pointer[error]
 	fulls int
 	n     *counts
+	of    owners
 }
 
 func (w *world) leg(object block.UUID) *Leg {
@@ -293,6 +294,9 @@ func (w *world) step(before func()) error {
 		return w.delete(w.pick(snaps), before)
 	case x < 84 && len(heads) > 1:
 		return w.delete(w.pick(heads), before)
+	case x < 88:
+		before()
+		w.flatten()
 	case x < 93:
 		before()
 		w.bg.Go(func() {
@@ -375,6 +379,7 @@ func (w *world) freeze(head, name block.UUID, before func()) error {
 		all = w.burst([]block.UUID{head}, 3)
 	}
 	w.m.objects[name], w.m.frozen[name] = slices.Clone(w.m.objects[head]), true
+	w.of.set(name, head)
 	w.m.may[name] = map[int][]uint64{}
 	for i, v := range w.m.may[head] {
 		w.m.may[name][i] = slices.Clone(v)
@@ -491,7 +496,10 @@ var baseImage = sync.OnceValue(func() *image {
 	return d.img
 })
 
-type counts struct{ points, images, fulls, settled int }
+type counts struct {
+	points, images, fulls, settled int
+	flattened                      atomic.Int64
+}
 
 // history does random operations, and cuts the power before every event of each.
 func history(seed uint64, kind kindOfTree, volatile bool, n *counts) error {
@@ -612,8 +620,8 @@ func crashHistories(t *testing.T, kind kindOfTree) {
 					}
 				})
 			}
-			t.Logf("%d histories, %d places of a cut, %d images, %d times full, %d times settled", *histories, n.points, n.images, n.fulls, n.settled)
-			if n.points == 0 || *histories >= 10 && n.fulls+n.settled == 0 {
+			t.Logf("%d histories, %d places of a cut, %d images, %d times full, %d times settled, %d flattened", *histories, n.points, n.images, n.fulls, n.settled, n.flattened.Load())
+			if n.points == 0 || *histories >= 10 && (n.fulls+n.settled == 0 || n.flattened.Load() == 0) {
 				t.Error("the histories do not reach what they should")
 			}
 		})

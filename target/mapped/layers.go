@@ -30,6 +30,7 @@ func checkLayer(l Layer) error {
 // knows the tree.
 func (t *Tree) relate() {
 	children, before := map[uint32][]*layer{}, maps.Clone(t.layers)
+	t.kin.Store(&t.super.layers)
 	clear(t.layers)
 	largest := uint32(0)
 	for _, l := range t.super.layers {

@@ -79,6 +79,7 @@ type Tree struct {
 	// admin is held while layers or extents change, and reclaiming while chunks are merged.
 	admin, reclaiming turn
 	super             *super // guarded by admin
+	kin               atomic.Pointer[[]Layer]
 
 	// What follows is read under any one stripe and changed under all of them. first and the
 	// records of a chunk are guarded by that chunk's stripe.

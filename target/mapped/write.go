@@ -179,7 +179,7 @@ func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 	case direct != 0:
 		return &mixedError{direct}
 	}
-	slot, err := l.slotFor(s, b, chunk)
+	slot, err := t.slotFor(l.layer.ID, s, b, chunk)
 	if err != nil {
 		return err
 	}
@@ -198,15 +198,14 @@ func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 	return err
 }
 
-// slotFor returns the slot with the chunk that the leg's own layer has, or takes one. The caller
-// holds the stripe, which is given up meanwhile.
-func (l *Leg) slotFor(s *stripe, b *busy, chunk uint32) (uint32, error) {
-	t := l.tree
+// slotFor returns the slot with the chunk that a layer has, or takes one. The caller holds the stripe, which
+// is given up meanwhile.
+func (t *Tree) slotFor(id uint32, s *stripe, b *busy, chunk uint32) (uint32, error) {
 	for {
-		if own := t.own(l.layer, chunk); own != 0 && hasChunk(own) {
+		if own := t.own(t.layers[id], chunk); own != 0 && hasChunk(own) {
 			return own, nil
 		}
-		if slot := b.slots[l.layer.ID]; slot != 0 {
+		if slot := b.slots[id]; slot != 0 {
 			return slot, nil
 		}
 		s.mu.Unlock()
@@ -215,14 +214,14 @@ func (l *Leg) slotFor(s *stripe, b *busy, chunk uint32) (uint32, error) {
 		if err != nil {
 			return 0, err
 		}
-		if own := t.own(l.layer, chunk); b.slots[l.layer.ID] != 0 || own != 0 && hasChunk(own) {
+		if own := t.own(t.layers[id], chunk); b.slots[id] != 0 || own != 0 && hasChunk(own) {
 			t.whenIdle(slot, t.space.put)
 			continue
 		}
 		if b.slots == nil {
 			b.slots = map[uint32]uint32{}
 		}
-		b.slots[l.layer.ID] = slot
+		b.slots[id] = slot
 	}
 }
 
