@@ -105,17 +105,8 @@ func (t *openTree) settleNow(ctx context.Context, id block.LegID, rate block.Siz
 	begun, done := time.Now(), int64(0)
 	err := t.Tree.Settle(ctx, id.UUID, func(ctx context.Context, n int64) error {
 		wait := time.Duration(done*int64(time.Second)/int64(max(rate, 1))) - time.Since(begun)
-		if done += n; wait <= 0 {
-			return ctx.Err()
-		}
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		done += n
+		return sleep(ctx, wait)
 	})
 	if errors.Is(err, mapped.ErrState) {
 		return nil

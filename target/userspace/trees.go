@@ -68,6 +68,8 @@ type openTree struct {
 	settleRate block.Size
 	unsettled  atomic.Pointer[string] // why the last Settle failed; nil: it did not
 
+	flattening map[block.VolumeID]*flattening // guarded by trees.mu
+
 	hungry atomic.Bool // a write has found no space
 	// told is what Trees said of the space last, and when.
 	told   mapped.Space
@@ -92,7 +94,11 @@ type TreeSeen struct {
 	Busy     bool
 	// Unsettled is why the leg could not be copied to its own extents; empty: it could, or was not tried.
 	Unsettled string
-	Err       string // why it has stopped
+	// Layers are those of the tree, which must not be changed, and Flattening the volumes whose legs are being
+	// made independent of others.
+	Layers     []mapped.Layer
+	Flattening map[block.VolumeID]Flattening
+	Err        string // why it has stopped
 }
 
 // usedEvery is how often the used space is looked at anew, since it changes all the time.
@@ -114,6 +120,7 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		}
 		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
+		seen.Layers, seen.Flattening = o.Kin(), o.flatteningNow()
 		if why := o.unsettled.Load(); why != nil {
 			seen.Unsettled = *why
 		}
@@ -310,6 +317,11 @@ func (h *held) closeTree(id string) error {
 
 // shut closes a tree that no leg uses; its reclaiming ends. The caller has the turn.
 func (h *held) shut(id string, o *openTree) error {
+	h.trees.mu.Lock()
+	for _, f := range o.flattening {
+		f.cancel()
+	}
+	h.trees.mu.Unlock()
 	o.Tree.Close()
 	h.trees.mu.Lock()
 	delete(h.trees.open, id)

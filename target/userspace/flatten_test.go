@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"errors"
+	"io/fs"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/mapped"
+)
+
+var cloned = block.VolumeID(copied)
+
+// withClone is a drive with a leg, a snapshot of it on monday, a clone of that, and a snapshot of the clone
+// on tuesday. The clone has written chunk 1 before.
+func withClone(t *testing.T, chunks ...int64) *plantedDrive {
+	t.Helper()
+	p := newPlanted(t)
+	p.write(t, leg, 'a', chunks...)
+	p.carve(t, copied)
+	p.carveSnapshot(t, monday, leg)
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
+	p.write(t, copied, 'c', 1)
+	p.carveSnapshot(t, tuesday, copied)
+	must(t, p.prepare(tuesday, block.GiB, freezeOf(copied)))
+	p.write(t, copied, 'd', 2)
+	return p
+}
+
+// carveSnapshot makes the record of a leg of a snapshot of the volume that has another leg.
+func (p *plantedDrive) carveSnapshot(t *testing.T, id, of block.LegID) {
+	t.Helper()
+	must(t, p.disk.Update(func(l *drive.Label) error {
+		return l.PutLeg(&pb.LegLabel{
+			LegId: id.String(), TreeId: leg.String(), Image: pb.ImageKind_IMAGE_KIND_MAPPED, Revision: 1,
+			Volume: &pb.VolumeLabel{VolumeId: id.String(), Snapshot: &pb.SnapshotOf{VolumeId: of.String()}},
+		})
+	}))
+}
+
+func (p *plantedDrive) seen() TreeSeen { return p.disk.Trees()[leg.String()] }
+
+// flat waits until the clone needs nothing of others.
+func (p *plantedDrive) flat(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !p.seen().Flat(p.disk.Label(), cloned) || p.seen().Flattening[cloned].Busy; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it is not flat: %+v", p.seen())
+		}
+	}
+}
+
+// A flattened clone holds what it held, with its snapshots, when all that it began as is gone, and also in
+// the next process.
+func TestACloneIsFlattened(t *testing.T) {
+	p := withClone(t, 0, 1, 2, 3)
+	if p.seen().Flat(p.disk.Label(), cloned) {
+		t.Fatal("it is flat, over a snapshot")
+	}
+	if !p.seen().Flat(p.disk.Label(), block.VolumeID(leg)) {
+		t.Error("a leg that is no clone is not flat")
+	}
+	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
+	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
+	p.flat(t)
+	must(t, p.disk.FreeLeg(monday))
+	p.holds(t, copied, "acda")
+	p.holds(t, tuesday, "acaa")
+	must(t, p.machine.Legs.Do(step(dm.OpRemove, nil)))
+	for len(p.disk.Trees()) > 0 { // until the space of monday is free
+		time.Sleep(time.Millisecond)
+	}
+	must(t, p.disk.FreeLeg(leg))
+	p.holds(t, copied, "acda")
+	p.holds(t, tuesday, "acaa")
+	if err := p.disk.Flatten(cloned, leg.String(), block.GiB); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Flatten in a tree that is not open = %v", err)
+	}
+}
+
+// Flattening is slow if it is told so, says how much is left, and can be stopped. The last user of the tree
+// does not wait for it.
+func TestFlatteningIsThrottledAndStopped(t *testing.T) {
+	p := withClone(t, 0, 1, 2, 3)
+	must(t, p.disk.Flatten(cloned, leg.String(), 1))
+	for p.seen().Flattening[cloned].Left == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if f := p.seen().Flattening[cloned]; !f.Busy || f.Left == 0 || f.Left > 48*block.KiB || f.Waits != "" {
+		t.Errorf("Flattening = %+v", f)
+	}
+	must(t, p.disk.StopFlattening(cloned, leg.String()))
+	for p.seen().Flattening[cloned].Busy {
+		time.Sleep(time.Millisecond)
+	}
+	if p.seen().Flat(p.disk.Label(), cloned) {
+		t.Error("it is flat at once")
+	}
+	must(t, p.disk.Flatten(cloned, leg.String(), 1))
+	p.stop(t)
+	p.holds(t, copied, "acda")
+}
+
+// What writers may need is left to them: flattening waits for the tree to grow.
+func TestFlatteningLeavesRoomForWriters(t *testing.T) {
+	p := newPlanted(t)
+	free := int64(p.seen().Free / mapped.ChunkSize)
+	var some []int64
+	for c := range free - 20 {
+		some = append(some, c)
+	}
+	p.write(t, leg, 'a', some...)
+	p.carve(t, monday, copied)
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
+	must(t, p.disk.Flatten(cloned, leg.String(), block.TiB))
+	for p.seen().Flattening[cloned].Waits == "" {
+		time.Sleep(time.Millisecond)
+	}
+	if f := p.seen(); f.Flattening[cloned].Waits != noRoom || f.Full || f.Free != 20*mapped.ChunkSize || !f.Flattening[cloned].Busy {
+		t.Errorf("%+v, and %v is free", f.Flattening, f.Free)
+	}
+	must(t, p.disk.GrowTree(leg.String(), 1))
+	p.flat(t)
+	p.holds(t, copied, "aaaa")
+}
