@@ -34,6 +34,8 @@ type planted interface {
 	Settle(leg block.LegID, rate block.Size) error
 	Unbase(leg block.LegID) error
 	Fell(leg block.LegID) error
+	Flatten(volume block.VolumeID, tree string, rate block.Size) error
+	StopFlattening(volume block.VolumeID, tree string) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
 	FreeLeg(leg block.LegID) error
@@ -85,6 +87,8 @@ func (t tools) do(ctx context.Context, o order) error {
 	case prepareLeg:
 		return t.planted(o.drive, func(d planted) error { return d.Prepare(o.leg, o.revision, o.size, o.from) })
 	case baseLeg:
+		return t.planted(o.drive, o.do)
+	case flattenLegs:
 		return t.planted(o.drive, o.do)
 	case grantSpace:
 		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })

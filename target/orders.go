@@ -65,6 +65,13 @@ type (
 		tree  string
 		size  block.Size
 	}
+	// flattenLegs begins to make the legs of a volume in a tree independent of others', or stops it.
+	flattenLegs struct {
+		drive  block.DriveID
+		volume block.VolumeID
+		tree   string
+		stop   bool
+	}
 	// grantSpace makes the drive's reserve what trees may have and none has.
 	grantSpace struct {
 		drive   block.DriveID
@@ -108,8 +115,19 @@ const (
 	fellTree   baseStep = "remove the tree of"
 )
 
-// settleRate is how many bytes a second a leg is copied back to its own extents, at most.
-const settleRate = 100 * block.MiB
+// settleRate is how many bytes a second a leg is copied back to its own extents, at most, and flattenRate how
+// many are copied to flatten the legs of a volume in a tree.
+const (
+	settleRate  = 100 * block.MiB
+	flattenRate = 100 * block.MiB
+)
+
+func (o flattenLegs) do(d planted) error {
+	if o.stop {
+		return d.StopFlattening(o.volume, o.tree)
+	}
+	return d.Flatten(o.volume, o.tree, flattenRate)
+}
 
 func (o baseLeg) do(d planted) error {
 	switch o.step {
@@ -134,6 +152,7 @@ func (o admit) key() string       { return driveKey(o.drive) }
 func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
 func (o prepareLeg) key() string  { return zeroLeg{leg: o.leg}.key() }
 func (o baseLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
+func (o flattenLegs) key() string { return "flatten tree " + o.tree }
 func (o grantSpace) key() string  { return driveKey(o.drive) }
 func (o growTree) key() string    { return "tree " + o.tree }
 func (o shrinkTree) key() string  { return "tree " + o.tree }
@@ -149,6 +168,7 @@ func (o admit) about() string       { return "volume " + o.volume.String() }
 func (o zeroLeg) about() string     { return legKey(o.leg) }
 func (o prepareLeg) about() string  { return legKey(o.leg) }
 func (o baseLeg) about() string     { return legKey(o.leg) }
+func (o flattenLegs) about() string { return "volume " + o.volume.String() }
 func (o grantSpace) about() string  { return driveKey(o.drive) }
 func (o growTree) about() string    { return driveKey(o.drive) }
 func (o shrinkTree) about() string  { return driveKey(o.drive) }
@@ -174,6 +194,12 @@ func (o prepareLeg) String() string {
 	return fmt.Sprintf("prepare leg %v of %v at revision %d in its tree", o.leg, o.size, o.revision)
 }
 func (o baseLeg) String() string { return fmt.Sprintf("%s leg %v", o.step, o.leg) }
+func (o flattenLegs) String() string {
+	if o.stop {
+		return fmt.Sprintf("stop flattening volume %v in tree %s", o.volume, o.tree)
+	}
+	return fmt.Sprintf("flatten volume %v in tree %s", o.volume, o.tree)
+}
 func (o grantSpace) String() string {
 	return fmt.Sprintf("record extents %v for the trees of drive %v", o.extents, o.drive)
 }

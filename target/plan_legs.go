@@ -65,6 +65,34 @@ func (p *planner) leg(w wantedLeg) {
 	report.Ready = large && record.GetRevision() == w.GetRevision()
 	report.SizeBytes = uint64(p.usable(w, mapped))
 	p.ready[w.id] = large
+	p.flatten(w, have, record, report)
+}
+
+// flatten says how far a leg is from needing nothing of other volumes' legs, and orders what is missing. One
+// that is going back to a snapshot is not there yet.
+func (p *planner) flatten(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
+	tree, open := d.trees[record.GetTreeId()]
+	if !open || !drive.Mapped(record) || tree.Err != "" || record.GetRevision() != w.GetRevision() {
+		return
+	}
+	order := flattenLegs{drive: w.drive, volume: w.volume, tree: record.GetTreeId()}
+	now := tree.Flattening[w.volume]
+	if !w.GetFlatten() || w.GetFlattenWait() {
+		if order.stop = true; now.Busy {
+			p.order(order)
+		}
+	}
+	if !w.GetFlatten() {
+		return
+	}
+	report.Flat = tree.Flat(d.label, w.volume, w.id)
+	if report.Flat {
+		return
+	}
+	report.FlatteningBytes, report.FlatteningWaitsFor = uint64(now.Left), now.Waits
+	if !now.Busy && !order.stop {
+		p.order(order)
+	}
 }
 
 // unservable says why a leg cannot be served, although its drive can be used.

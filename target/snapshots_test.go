@@ -519,3 +519,54 @@ const (
 	plainKind = pb.ImageKind_IMAGE_KIND_PLAIN
 	basedKind = pb.ImageKind_IMAGE_KIND_BASED
 )
+
+// A leg that is to be flattened is reported as flat when neither it nor a snapshot of its volume is over
+// another's layer in its tree; until then its target is at it, unless it is told to wait.
+func TestALegThatIsFlattenedIsPlanned(t *testing.T) {
+	over := []mapped.Layer{{ID: 1, Object: legID(1).UUID, State: mapped.StateFrozen}, {ID: 2, Parent: 1, Object: legID(2).UUID, State: mapped.StateOpen}}
+	alone := []mapped.Layer{{ID: 1, Object: legID(1).UUID, State: mapped.StateFrozen}, {ID: 2, Object: legID(2).UUID, State: mapped.StateOpen}}
+	busy := userspace.Flattening{Busy: true, Left: block.MiB}
+	for name, c := range map[string]struct {
+		flatten, wait, old bool
+		layers             []mapped.Layer
+		now                userspace.Flattening
+		want               string // a part of the only order; empty: none
+		flat               bool
+	}{
+		"not told":            {layers: over},
+		"told":                {flatten: true, layers: over, want: "flatten volume"},
+		"under way":           {flatten: true, layers: over, now: busy},
+		"failed":              {flatten: true, layers: over, now: userspace.Flattening{Waits: "a bad sector"}, want: "flatten volume"},
+		"told to wait":        {flatten: true, wait: true, layers: over, now: busy, want: "stop flattening"},
+		"waits":               {flatten: true, wait: true, layers: over},
+		"not told any more":   {layers: over, now: busy, want: "stop flattening"},
+		"flat":                {flatten: true, layers: alone, flat: true},
+		"flat, told to wait":  {flatten: true, wait: true, layers: alone, flat: true},
+		"not in its tree":     {flatten: true, layers: alone[:1], want: "flatten volume"},
+		"of another revision": {flatten: true, old: true, layers: alone},
+	} {
+		w := want().leg(1, 1, 1, 1).leg(2, 1, 1, 2).thin()
+		w.Legs[1].Flatten, w.Legs[1].FlattenWait = c.flatten, c.wait
+		legs := []*pb.LegLabel{w.recorded(0, true), w.recorded(1, true)}
+		if c.old {
+			legs[1].Revision--
+		}
+		volume, _ := block.ParseVolumeID(w.Legs[1].GetVolume().GetVolumeId())
+		tree := userspace.TreeSeen{Free: block.GiB, Layers: c.layers, Flattening: map[block.VolumeID]userspace.Flattening{volume: c.now}}
+		l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: block.GiB, Legs: legs, Trees: []*pb.TreeLabel{{TreeId: treeID, Extents: []*pb.Extent{{Start: 0, Count: 1}}, Formatted: true}}, Reserve: []*pb.Extent{{Start: 1, Count: 2}}}
+		p := makePlan(seen{drives: map[block.DriveID]driveSeen{driveID(1): {label: l, trees: map[string]userspace.TreeSeen{treeID: tree}}}}, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
+		var orders []string
+		for _, o := range p.orders {
+			if _, ok := o.(flattenLegs); ok {
+				orders = append(orders, o.String())
+			}
+		}
+		r := p.legs[len(p.legs)-1]
+		if c.want == "" && len(orders) > 0 || c.want != "" && (len(orders) != 1 || !strings.HasPrefix(orders[0], c.want)) || r.GetFlat() != c.flat {
+			t.Errorf("%s: orders %q, want %q; %v", name, orders, c.want, r)
+		}
+		if c.flatten && !c.flat && !c.old && (r.GetFlatteningBytes() != uint64(c.now.Left) || r.GetFlatteningWaitsFor() != c.now.Waits) {
+			t.Errorf("%s: reported as %v", name, r)
+		}
+	}
+}

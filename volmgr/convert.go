@@ -234,6 +234,9 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	if x := v.Restoring; x != nil {
 		out.RestoringTo = string(x.Name)
 	}
+	if x := v.Flatten; x != nil {
+		out.Flattening = &pb.Flattening{Since: pbTime(x.Since), Ended: pbTime(x.Ended), LeftBytes: uint64(x.Left), WaitsFor: x.Waits}
+	}
 	if v.Heal != nil {
 		out.Healing = pbAttachment(*v.Heal)
 	}
@@ -416,7 +419,7 @@ func pbWantedDrive(d cluster.WantedDrive) *pb.WantedDrive {
 
 func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 	return &pb.WantedLeg{
-		TreeId: id(l.Tree), Origin: pbOrigin(l.Origin),
+		TreeId: id(l.Tree), Origin: pbOrigin(l.Origin), Flatten: l.Flatten, FlattenWait: l.FlattenWait,
 		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
 	}
@@ -730,6 +733,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
 	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes)}
+	out.Flat, out.FlatLeft, out.FlatWaits = l.Flat, block.Size(l.FlatteningBytes), l.FlatteningWaitsFor
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

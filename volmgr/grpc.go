@@ -367,6 +367,11 @@ func (m *Manager) RestoreVolume(ctx context.Context, r *pb.RestoreVolumeRequest)
 	return call(ctx, m, cluster.RestoreVolume{Volume: r.Volume, Snapshot: r.Snapshot, IfGeneration: r.IfGeneration, IfEpoch: block.Epoch(r.IfEpoch)}, pbVolume)
 }
 
+// FlattenVolume makes a volume independent of the snapshot as which it began.
+func (m *Manager) FlattenVolume(ctx context.Context, r *pb.FlattenVolumeRequest) (*pb.Volume, error) {
+	return call(ctx, m, cluster.FlattenVolume{Volume: r.Volume}, pbVolume)
+}
+
 // SealVolume makes a volume one that no host writes any more.
 func (m *Manager) SealVolume(ctx context.Context, r *pb.SealVolumeRequest) (*pb.Volume, error) {
 	return call(ctx, m, cluster.SealVolume{Volume: r.Volume}, pbVolume)

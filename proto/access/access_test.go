@@ -100,7 +100,7 @@ var expected = map[string]string{
 	"Manager/EvictDrive": "operator admin",
 	"Manager/DrainDrive": "operator admin", "Manager/CordonNode": "operator admin", "Manager/UncordonNode": "operator admin csi", "Manager/MaintainNode": "operator admin csi",
 	"Manager/MoveLeg": "operator admin", "Manager/CreatePool": "operator admin", "Manager/DeletePool": "operator admin", "Manager/RebalancePool": "operator admin",
-	"Manager/CreateVolume": "operator admin csi", "Manager/DeleteVolume": "operator admin csi", "Manager/CreateSnapshots": "operator admin csi", "Manager/RestoreVolume": "operator admin", "Manager/SealVolume": "operator admin", "Manager/ExpandVolume": "operator admin csi",
+	"Manager/CreateVolume": "operator admin csi", "Manager/DeleteVolume": "operator admin csi", "Manager/CreateSnapshots": "operator admin csi", "Manager/RestoreVolume": "operator admin", "Manager/SealVolume": "operator admin", "Manager/FlattenVolume": "operator admin", "Manager/ExpandVolume": "operator admin csi",
 	"Manager/ScrubVolume": "operator admin", "Manager/UpdateVolume": "operator admin csi", "Manager/Attach": "operator admin csi", "Manager/Detach": "operator admin csi",
 	"Manager/ConfirmNodeDead": "admin", "Manager/RemoveNode": "admin", "Manager/AddHost": "admin", "Manager/PromoteStaleLeg": "admin", "Manager/Backup": "admin", "Manager/SupportBundle": "admin",
 	"Manager/AddManager": "admin manager", "Manager/RemoveManager": "admin", "Manager/TransferLeadership": "admin",

@@ -90,6 +90,7 @@ var table = map[string]rule{
 	pb.Manager_CreateSnapshots_FullMethodName: people(Operator, CSI),
 	pb.Manager_RestoreVolume_FullMethodName:   people(Operator),
 	pb.Manager_SealVolume_FullMethodName:      people(Operator),
+	pb.Manager_FlattenVolume_FullMethodName:   people(Operator),
 	pb.Manager_ExpandVolume_FullMethodName:    people(Operator, CSI),
 	pb.Manager_ScrubVolume_FullMethodName:     people(Operator),
 	pb.Manager_UpdateVolume_FullMethodName:    people(Operator, CSI),

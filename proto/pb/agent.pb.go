@@ -1763,8 +1763,13 @@ type LegReport struct {
 	Full        bool                   `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`                            // writes to a mapped leg wait, since there is no space for new data
 	// Of a leg that is to be plain again: what is not in its own extents yet.
 	ReturningBytes uint64 `protobuf:"varint,8,opt,name=returning_bytes,json=returningBytes,proto3" json:"returning_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Of a leg that is to be flattened: it needs nothing of other volumes' legs, durably.
+	Flat bool `protobuf:"varint,9,opt,name=flat,proto3" json:"flat,omitempty"`
+	// What is left to be looked at, if that is known, and what it waits for, or why it failed last.
+	FlatteningBytes    uint64 `protobuf:"varint,10,opt,name=flattening_bytes,json=flatteningBytes,proto3" json:"flattening_bytes,omitempty"`
+	FlatteningWaitsFor string `protobuf:"bytes,11,opt,name=flattening_waits_for,json=flatteningWaitsFor,proto3" json:"flattening_waits_for,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
@@ -1851,6 +1856,27 @@ func (x *LegReport) GetReturningBytes() uint64 {
 		return x.ReturningBytes
 	}
 	return 0
+}
+
+func (x *LegReport) GetFlat() bool {
+	if x != nil {
+		return x.Flat
+	}
+	return false
+}
+
+func (x *LegReport) GetFlatteningBytes() uint64 {
+	if x != nil {
+		return x.FlatteningBytes
+	}
+	return 0
+}
+
+func (x *LegReport) GetFlatteningWaitsFor() string {
+	if x != nil {
+		return x.FlatteningWaitsFor
+	}
+	return ""
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -2805,9 +2831,13 @@ type WantedLeg struct {
 	Image       ImageKind `protobuf:"varint,11,opt,name=image,proto3,enum=weft.v1.ImageKind" json:"image,omitempty"`
 	// The leg has no data: if the drive has no record of it, it is carved anew, whatever the
 	// volume's generation.
-	Blank         bool       `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
-	TreeId        string     `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents, or of a based one
-	Origin        *LegOrigin `protobuf:"bytes,14,opt,name=origin,proto3" json:"origin,omitempty"`               // unset: the leg begins as zeroes
+	Blank  bool       `protobuf:"varint,12,opt,name=blank,proto3" json:"blank,omitempty"`
+	TreeId string     `protobuf:"bytes,13,opt,name=tree_id,json=treeId,proto3" json:"tree_id,omitempty"` // of a mapped leg, which has no extents, or of a based one
+	Origin *LegOrigin `protobuf:"bytes,14,opt,name=origin,proto3" json:"origin,omitempty"`               // unset: the leg begins as zeroes
+	// What a mapped leg, and the legs of its volume's snapshots in its tree, share with those of other volumes
+	// is to be copied, so that they need these no longer.
+	Flatten       bool `protobuf:"varint,15,opt,name=flatten,proto3" json:"flatten,omitempty"`
+	FlattenWait   bool `protobuf:"varint,16,opt,name=flatten_wait,json=flattenWait,proto3" json:"flatten_wait,omitempty"` // with flatten: nothing is copied at the moment, and the target only says whether it is flat
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2938,6 +2968,20 @@ func (x *WantedLeg) GetOrigin() *LegOrigin {
 		return x.Origin
 	}
 	return nil
+}
+
+func (x *WantedLeg) GetFlatten() bool {
+	if x != nil {
+		return x.Flatten
+	}
+	return false
+}
+
+func (x *WantedLeg) GetFlattenWait() bool {
+	if x != nil {
+		return x.FlattenWait
+	}
+	return false
 }
 
 // LegOrigin says what a mapped leg begins as: something of another leg of its tree. It counts until
@@ -6280,7 +6324,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xec\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdd\x02\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6291,7 +6335,11 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"used_bytes\x18\x06 \x01(\x04R\tusedBytes\x12\x12\n" +
 	"\x04full\x18\a \x01(\bR\x04full\x12'\n" +
-	"\x0freturning_bytes\x18\b \x01(\x04R\x0ereturningBytes\">\n" +
+	"\x0freturning_bytes\x18\b \x01(\x04R\x0ereturningBytes\x12\x12\n" +
+	"\x04flat\x18\t \x01(\bR\x04flat\x12)\n" +
+	"\x10flattening_bytes\x18\n" +
+	" \x01(\x04R\x0fflatteningBytes\x120\n" +
+	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
@@ -6390,7 +6438,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xbc\x03\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf9\x03\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -6407,7 +6455,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05image\x18\v \x01(\x0e2\x12.weft.v1.ImageKindR\x05image\x12\x14\n" +
 	"\x05blank\x18\f \x01(\bR\x05blank\x12\x17\n" +
 	"\atree_id\x18\r \x01(\tR\x06treeId\x12*\n" +
-	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\"b\n" +
+	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\x12\x18\n" +
+	"\aflatten\x18\x0f \x01(\bR\aflatten\x12!\n" +
+	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\"b\n" +
 	"\tLegOrigin\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.weft.v1.LegOriginKindR\x04kind\x12\x12\n" +

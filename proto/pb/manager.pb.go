@@ -3866,6 +3866,50 @@ func (x *SealVolumeRequest) GetVolume() string {
 	return ""
 }
 
+type FlattenVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // name or id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlattenVolumeRequest) Reset() {
+	*x = FlattenVolumeRequest{}
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlattenVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlattenVolumeRequest) ProtoMessage() {}
+
+func (x *FlattenVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlattenVolumeRequest.ProtoReflect.Descriptor instead.
+func (*FlattenVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *FlattenVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
 // Segment is a part of the cluster: the nodes that have all of these labels.
 type Segment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3876,7 +3920,7 @@ type Segment struct {
 
 func (x *Segment) Reset() {
 	*x = Segment{}
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3932,7 @@ func (x *Segment) String() string {
 func (*Segment) ProtoMessage() {}
 
 func (x *Segment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[65]
+	mi := &file_weft_v1_manager_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +3945,7 @@ func (x *Segment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Segment.ProtoReflect.Descriptor instead.
 func (*Segment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{65}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Segment) GetLabels() map[string]string {
@@ -3921,7 +3965,7 @@ type ExpandVolumeRequest struct {
 
 func (x *ExpandVolumeRequest) Reset() {
 	*x = ExpandVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3933,7 +3977,7 @@ func (x *ExpandVolumeRequest) String() string {
 func (*ExpandVolumeRequest) ProtoMessage() {}
 
 func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[66]
+	mi := &file_weft_v1_manager_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3946,7 +3990,7 @@ func (x *ExpandVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExpandVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{66}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ExpandVolumeRequest) GetVolume() string {
@@ -3981,7 +4025,7 @@ type ScrubVolumeRequest struct {
 
 func (x *ScrubVolumeRequest) Reset() {
 	*x = ScrubVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3993,7 +4037,7 @@ func (x *ScrubVolumeRequest) String() string {
 func (*ScrubVolumeRequest) ProtoMessage() {}
 
 func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[67]
+	mi := &file_weft_v1_manager_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4006,7 +4050,7 @@ func (x *ScrubVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ScrubVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{67}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ScrubVolumeRequest) GetVolume() string {
@@ -4084,7 +4128,7 @@ type UpdateVolumeRequest struct {
 
 func (x *UpdateVolumeRequest) Reset() {
 	*x = UpdateVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4140,7 @@ func (x *UpdateVolumeRequest) String() string {
 func (*UpdateVolumeRequest) ProtoMessage() {}
 
 func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[68]
+	mi := &file_weft_v1_manager_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4153,7 @@ func (x *UpdateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UpdateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{68}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *UpdateVolumeRequest) GetVolume() string {
@@ -4190,7 +4234,7 @@ type GetCapacityRequest struct {
 
 func (x *GetCapacityRequest) Reset() {
 	*x = GetCapacityRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4246,7 @@ func (x *GetCapacityRequest) String() string {
 func (*GetCapacityRequest) ProtoMessage() {}
 
 func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[69]
+	mi := &file_weft_v1_manager_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4259,7 @@ func (x *GetCapacityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCapacityRequest.ProtoReflect.Descriptor instead.
 func (*GetCapacityRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{69}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetCapacityRequest) GetCopies() uint32 {
@@ -4278,7 +4322,7 @@ type Capacity struct {
 
 func (x *Capacity) Reset() {
 	*x = Capacity{}
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4290,7 +4334,7 @@ func (x *Capacity) String() string {
 func (*Capacity) ProtoMessage() {}
 
 func (x *Capacity) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[70]
+	mi := &file_weft_v1_manager_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4303,7 +4347,7 @@ func (x *Capacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capacity.ProtoReflect.Descriptor instead.
 func (*Capacity) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{70}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Capacity) GetAvailableBytes() uint64 {
@@ -4336,7 +4380,7 @@ type GetVolumeRequest struct {
 
 func (x *GetVolumeRequest) Reset() {
 	*x = GetVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4348,7 +4392,7 @@ func (x *GetVolumeRequest) String() string {
 func (*GetVolumeRequest) ProtoMessage() {}
 
 func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[71]
+	mi := &file_weft_v1_manager_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4361,7 +4405,7 @@ func (x *GetVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GetVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{71}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetVolumeRequest) GetVolume() string {
@@ -4383,7 +4427,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4395,7 +4439,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[72]
+	mi := &file_weft_v1_manager_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4408,7 +4452,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{72}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListVolumesRequest) GetPageSize() uint32 {
@@ -4449,7 +4493,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4505,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[73]
+	mi := &file_weft_v1_manager_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4518,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{73}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -4500,7 +4544,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4512,7 +4556,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[74]
+	mi := &file_weft_v1_manager_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4525,7 +4569,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{74}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DeleteVolumeRequest) GetVolume() string {
@@ -4543,7 +4587,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +4599,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[75]
+	mi := &file_weft_v1_manager_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +4612,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{75}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
 }
 
 type ExplainVolumeRequest struct {
@@ -4580,7 +4624,7 @@ type ExplainVolumeRequest struct {
 
 func (x *ExplainVolumeRequest) Reset() {
 	*x = ExplainVolumeRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4592,7 +4636,7 @@ func (x *ExplainVolumeRequest) String() string {
 func (*ExplainVolumeRequest) ProtoMessage() {}
 
 func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[76]
+	mi := &file_weft_v1_manager_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4605,7 +4649,7 @@ func (x *ExplainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExplainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{76}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ExplainVolumeRequest) GetVolume() string {
@@ -4628,7 +4672,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4640,7 +4684,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[77]
+	mi := &file_weft_v1_manager_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4653,7 +4697,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{77}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *Explanation) GetObject() string {
@@ -4702,7 +4746,7 @@ type PromoteStaleLegRequest struct {
 
 func (x *PromoteStaleLegRequest) Reset() {
 	*x = PromoteStaleLegRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4758,7 @@ func (x *PromoteStaleLegRequest) String() string {
 func (*PromoteStaleLegRequest) ProtoMessage() {}
 
 func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[78]
+	mi := &file_weft_v1_manager_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4771,7 @@ func (x *PromoteStaleLegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteStaleLegRequest.ProtoReflect.Descriptor instead.
 func (*PromoteStaleLegRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{78}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PromoteStaleLegRequest) GetVolume() string {
@@ -4766,7 +4810,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4778,7 +4822,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[79]
+	mi := &file_weft_v1_manager_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4791,7 +4835,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{79}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *AttachRequest) GetVolume() string {
@@ -4836,7 +4880,7 @@ type DetachRequest struct {
 
 func (x *DetachRequest) Reset() {
 	*x = DetachRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4848,7 +4892,7 @@ func (x *DetachRequest) String() string {
 func (*DetachRequest) ProtoMessage() {}
 
 func (x *DetachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[80]
+	mi := &file_weft_v1_manager_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +4905,7 @@ func (x *DetachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachRequest.ProtoReflect.Descriptor instead.
 func (*DetachRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{80}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DetachRequest) GetVolume() string {
@@ -4900,7 +4944,7 @@ type DetachResponse struct {
 
 func (x *DetachResponse) Reset() {
 	*x = DetachResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4912,7 +4956,7 @@ func (x *DetachResponse) String() string {
 func (*DetachResponse) ProtoMessage() {}
 
 func (x *DetachResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[81]
+	mi := &file_weft_v1_manager_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4925,7 +4969,7 @@ func (x *DetachResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachResponse.ProtoReflect.Descriptor instead.
 func (*DetachResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{81}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
 }
 
 type ListAttachmentsRequest struct {
@@ -4939,7 +4983,7 @@ type ListAttachmentsRequest struct {
 
 func (x *ListAttachmentsRequest) Reset() {
 	*x = ListAttachmentsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4951,7 +4995,7 @@ func (x *ListAttachmentsRequest) String() string {
 func (*ListAttachmentsRequest) ProtoMessage() {}
 
 func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[82]
+	mi := &file_weft_v1_manager_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4964,7 +5008,7 @@ func (x *ListAttachmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{82}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListAttachmentsRequest) GetNode() string {
@@ -4998,7 +5042,7 @@ type ListAttachmentsResponse struct {
 
 func (x *ListAttachmentsResponse) Reset() {
 	*x = ListAttachmentsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5010,7 +5054,7 @@ func (x *ListAttachmentsResponse) String() string {
 func (*ListAttachmentsResponse) ProtoMessage() {}
 
 func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[83]
+	mi := &file_weft_v1_manager_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5023,7 +5067,7 @@ func (x *ListAttachmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAttachmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAttachmentsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{83}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ListAttachmentsResponse) GetAttachments() []*Attachment {
@@ -5053,7 +5097,7 @@ type GetFiguresRequest struct {
 
 func (x *GetFiguresRequest) Reset() {
 	*x = GetFiguresRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5065,7 +5109,7 @@ func (x *GetFiguresRequest) String() string {
 func (*GetFiguresRequest) ProtoMessage() {}
 
 func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[84]
+	mi := &file_weft_v1_manager_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5078,7 +5122,7 @@ func (x *GetFiguresRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresRequest.ProtoReflect.Descriptor instead.
 func (*GetFiguresRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{84}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *GetFiguresRequest) GetOf() FiguresOf {
@@ -5126,7 +5170,7 @@ type GetFiguresResponse struct {
 
 func (x *GetFiguresResponse) Reset() {
 	*x = GetFiguresResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5138,7 +5182,7 @@ func (x *GetFiguresResponse) String() string {
 func (*GetFiguresResponse) ProtoMessage() {}
 
 func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[85]
+	mi := &file_weft_v1_manager_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5151,7 +5195,7 @@ func (x *GetFiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFiguresResponse.ProtoReflect.Descriptor instead.
 func (*GetFiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{85}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GetFiguresResponse) GetFigures() []*Figures {
@@ -5190,7 +5234,7 @@ type Figures struct {
 
 func (x *Figures) Reset() {
 	*x = Figures{}
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5202,7 +5246,7 @@ func (x *Figures) String() string {
 func (*Figures) ProtoMessage() {}
 
 func (x *Figures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[86]
+	mi := &file_weft_v1_manager_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5215,7 +5259,7 @@ func (x *Figures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figures.ProtoReflect.Descriptor instead.
 func (*Figures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{86}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Figures) GetName() string {
@@ -5312,7 +5356,7 @@ type Rates struct {
 
 func (x *Rates) Reset() {
 	*x = Rates{}
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5324,7 +5368,7 @@ func (x *Rates) String() string {
 func (*Rates) ProtoMessage() {}
 
 func (x *Rates) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[87]
+	mi := &file_weft_v1_manager_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5337,7 +5381,7 @@ func (x *Rates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rates.ProtoReflect.Descriptor instead.
 func (*Rates) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{87}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Rates) GetIos() uint64 {
@@ -5402,7 +5446,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5414,7 +5458,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[88]
+	mi := &file_weft_v1_manager_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5427,7 +5471,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{88}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListEventsRequest) GetObject() string {
@@ -5475,7 +5519,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5487,7 +5531,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[89]
+	mi := &file_weft_v1_manager_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5500,7 +5544,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{89}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5527,7 +5571,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5539,7 +5583,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[90]
+	mi := &file_weft_v1_manager_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5552,7 +5596,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{90}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *WatchEventsRequest) GetObject() string {
@@ -5577,7 +5621,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[91]
+	mi := &file_weft_v1_manager_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5589,7 +5633,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[91]
+	mi := &file_weft_v1_manager_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5602,7 +5646,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{91}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{92}
 }
 
 type BackupChunk struct {
@@ -5614,7 +5658,7 @@ type BackupChunk struct {
 
 func (x *BackupChunk) Reset() {
 	*x = BackupChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[92]
+	mi := &file_weft_v1_manager_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5626,7 +5670,7 @@ func (x *BackupChunk) String() string {
 func (*BackupChunk) ProtoMessage() {}
 
 func (x *BackupChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[92]
+	mi := &file_weft_v1_manager_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5639,7 +5683,7 @@ func (x *BackupChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
 func (*BackupChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{92}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BackupChunk) GetData() []byte {
@@ -5657,7 +5701,7 @@ type SupportBundleRequest struct {
 
 func (x *SupportBundleRequest) Reset() {
 	*x = SupportBundleRequest{}
-	mi := &file_weft_v1_manager_proto_msgTypes[93]
+	mi := &file_weft_v1_manager_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5669,7 +5713,7 @@ func (x *SupportBundleRequest) String() string {
 func (*SupportBundleRequest) ProtoMessage() {}
 
 func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[93]
+	mi := &file_weft_v1_manager_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5682,7 +5726,7 @@ func (x *SupportBundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleRequest.ProtoReflect.Descriptor instead.
 func (*SupportBundleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{93}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{94}
 }
 
 type SupportBundleChunk struct {
@@ -5694,7 +5738,7 @@ type SupportBundleChunk struct {
 
 func (x *SupportBundleChunk) Reset() {
 	*x = SupportBundleChunk{}
-	mi := &file_weft_v1_manager_proto_msgTypes[94]
+	mi := &file_weft_v1_manager_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5706,7 +5750,7 @@ func (x *SupportBundleChunk) String() string {
 func (*SupportBundleChunk) ProtoMessage() {}
 
 func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_manager_proto_msgTypes[94]
+	mi := &file_weft_v1_manager_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5719,7 +5763,7 @@ func (x *SupportBundleChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportBundleChunk.ProtoReflect.Descriptor instead.
 func (*SupportBundleChunk) Descriptor() ([]byte, []int) {
-	return file_weft_v1_manager_proto_rawDescGZIP(), []int{94}
+	return file_weft_v1_manager_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SupportBundleChunk) GetData() []byte {
@@ -6015,6 +6059,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\rif_generation\x18\x03 \x01(\x04R\fifGeneration\x12\x19\n" +
 	"\bif_epoch\x18\x04 \x01(\x04R\aifEpoch\"+\n" +
 	"\x11SealVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\".\n" +
+	"\x14FlattenVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\"z\n" +
 	"\aSegment\x124\n" +
 	"\x06labels\x18\x01 \x03(\v2\x1c.weft.v1.Segment.LabelsEntryR\x06labels\x1a9\n" +
@@ -6162,7 +6208,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x12FIGURES_OF_VOLUMES\x10\x01\x12\x14\n" +
 	"\x10FIGURES_OF_HOSTS\x10\x02\x12\x15\n" +
 	"\x11FIGURES_OF_DRIVES\x10\x03\x12\x13\n" +
-	"\x0fFIGURES_OF_LEGS\x10\x042\x97\x1d\n" +
+	"\x0fFIGURES_OF_LEGS\x10\x042\xd8\x1d\n" +
 	"\aManager\x127\n" +
 	"\tGetStatus\x12\x19.weft.v1.GetStatusRequest\x1a\x0f.weft.v1.Status\x12K\n" +
 	"\fListManagers\x12\x1c.weft.v1.ListManagersRequest\x1a\x1d.weft.v1.ListManagersResponse\x12E\n" +
@@ -6215,7 +6261,8 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x0fCreateSnapshots\x12\x1f.weft.v1.CreateSnapshotsRequest\x1a .weft.v1.CreateSnapshotsResponse\x12?\n" +
 	"\rRestoreVolume\x12\x1d.weft.v1.RestoreVolumeRequest\x1a\x0f.weft.v1.Volume\x129\n" +
 	"\n" +
-	"SealVolume\x12\x1a.weft.v1.SealVolumeRequest\x1a\x0f.weft.v1.Volume\x12Z\n" +
+	"SealVolume\x12\x1a.weft.v1.SealVolumeRequest\x1a\x0f.weft.v1.Volume\x12?\n" +
+	"\rFlattenVolume\x12\x1d.weft.v1.FlattenVolumeRequest\x1a\x0f.weft.v1.Volume\x12Z\n" +
 	"\x11GetSnapshotRanges\x12!.weft.v1.GetSnapshotRangesRequest\x1a\".weft.v1.GetSnapshotRangesResponse\x12=\n" +
 	"\vGetCapacity\x12\x1b.weft.v1.GetCapacityRequest\x1a\x11.weft.v1.Capacity\x12D\n" +
 	"\rExplainVolume\x12\x1d.weft.v1.ExplainVolumeRequest\x1a\x14.weft.v1.Explanation\x12C\n" +
@@ -6244,7 +6291,7 @@ func file_weft_v1_manager_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_manager_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_weft_v1_manager_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_weft_v1_manager_proto_goTypes = []any{
 	(FiguresOf)(0),                     // 0: weft.v1.FiguresOf
 	(*GetSnapshotRangesRequest)(nil),   // 1: weft.v1.GetSnapshotRangesRequest
@@ -6312,111 +6359,112 @@ var file_weft_v1_manager_proto_goTypes = []any{
 	(*CreateSnapshotsResponse)(nil),    // 63: weft.v1.CreateSnapshotsResponse
 	(*RestoreVolumeRequest)(nil),       // 64: weft.v1.RestoreVolumeRequest
 	(*SealVolumeRequest)(nil),          // 65: weft.v1.SealVolumeRequest
-	(*Segment)(nil),                    // 66: weft.v1.Segment
-	(*ExpandVolumeRequest)(nil),        // 67: weft.v1.ExpandVolumeRequest
-	(*ScrubVolumeRequest)(nil),         // 68: weft.v1.ScrubVolumeRequest
-	(*UpdateVolumeRequest)(nil),        // 69: weft.v1.UpdateVolumeRequest
-	(*GetCapacityRequest)(nil),         // 70: weft.v1.GetCapacityRequest
-	(*Capacity)(nil),                   // 71: weft.v1.Capacity
-	(*GetVolumeRequest)(nil),           // 72: weft.v1.GetVolumeRequest
-	(*ListVolumesRequest)(nil),         // 73: weft.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 74: weft.v1.ListVolumesResponse
-	(*DeleteVolumeRequest)(nil),        // 75: weft.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 76: weft.v1.DeleteVolumeResponse
-	(*ExplainVolumeRequest)(nil),       // 77: weft.v1.ExplainVolumeRequest
-	(*Explanation)(nil),                // 78: weft.v1.Explanation
-	(*PromoteStaleLegRequest)(nil),     // 79: weft.v1.PromoteStaleLegRequest
-	(*AttachRequest)(nil),              // 80: weft.v1.AttachRequest
-	(*DetachRequest)(nil),              // 81: weft.v1.DetachRequest
-	(*DetachResponse)(nil),             // 82: weft.v1.DetachResponse
-	(*ListAttachmentsRequest)(nil),     // 83: weft.v1.ListAttachmentsRequest
-	(*ListAttachmentsResponse)(nil),    // 84: weft.v1.ListAttachmentsResponse
-	(*GetFiguresRequest)(nil),          // 85: weft.v1.GetFiguresRequest
-	(*GetFiguresResponse)(nil),         // 86: weft.v1.GetFiguresResponse
-	(*Figures)(nil),                    // 87: weft.v1.Figures
-	(*Rates)(nil),                      // 88: weft.v1.Rates
-	(*ListEventsRequest)(nil),          // 89: weft.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),         // 90: weft.v1.ListEventsResponse
-	(*WatchEventsRequest)(nil),         // 91: weft.v1.WatchEventsRequest
-	(*BackupRequest)(nil),              // 92: weft.v1.BackupRequest
-	(*BackupChunk)(nil),                // 93: weft.v1.BackupChunk
-	(*SupportBundleRequest)(nil),       // 94: weft.v1.SupportBundleRequest
-	(*SupportBundleChunk)(nil),         // 95: weft.v1.SupportBundleChunk
-	nil,                                // 96: weft.v1.SetNodeLabelsRequest.LabelsEntry
-	nil,                                // 97: weft.v1.AddDriveRequest.LabelsEntry
-	nil,                                // 98: weft.v1.SetDriveLabelsRequest.LabelsEntry
-	nil,                                // 99: weft.v1.WhatIfRequest.LabelsEntry
-	nil,                                // 100: weft.v1.CreatePoolRequest.SelectorEntry
-	nil,                                // 101: weft.v1.CreateVolumeRequest.LabelsEntry
-	nil,                                // 102: weft.v1.NewSnapshot.LabelsEntry
-	nil,                                // 103: weft.v1.Segment.LabelsEntry
-	nil,                                // 104: weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	(*ByteRange)(nil),                  // 105: weft.v1.ByteRange
-	(*timestamppb.Timestamp)(nil),      // 106: google.protobuf.Timestamp
-	(*Node)(nil),                       // 107: weft.v1.Node
-	(*Device)(nil),                     // 108: weft.v1.Device
-	(*Drive)(nil),                      // 109: weft.v1.Drive
-	(*Pool)(nil),                       // 110: weft.v1.Pool
-	(*durationpb.Duration)(nil),        // 111: google.protobuf.Duration
-	(*Attachment)(nil),                 // 112: weft.v1.Attachment
-	(Health)(0),                        // 113: weft.v1.Health
-	(LegState)(0),                      // 114: weft.v1.LegState
-	(*DrivePolicy)(nil),                // 115: weft.v1.DrivePolicy
-	(*Volume)(nil),                     // 116: weft.v1.Volume
-	(*Place)(nil),                      // 117: weft.v1.Place
-	(AttachMode)(0),                    // 118: weft.v1.AttachMode
-	(*Event)(nil),                      // 119: weft.v1.Event
+	(*FlattenVolumeRequest)(nil),       // 66: weft.v1.FlattenVolumeRequest
+	(*Segment)(nil),                    // 67: weft.v1.Segment
+	(*ExpandVolumeRequest)(nil),        // 68: weft.v1.ExpandVolumeRequest
+	(*ScrubVolumeRequest)(nil),         // 69: weft.v1.ScrubVolumeRequest
+	(*UpdateVolumeRequest)(nil),        // 70: weft.v1.UpdateVolumeRequest
+	(*GetCapacityRequest)(nil),         // 71: weft.v1.GetCapacityRequest
+	(*Capacity)(nil),                   // 72: weft.v1.Capacity
+	(*GetVolumeRequest)(nil),           // 73: weft.v1.GetVolumeRequest
+	(*ListVolumesRequest)(nil),         // 74: weft.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 75: weft.v1.ListVolumesResponse
+	(*DeleteVolumeRequest)(nil),        // 76: weft.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 77: weft.v1.DeleteVolumeResponse
+	(*ExplainVolumeRequest)(nil),       // 78: weft.v1.ExplainVolumeRequest
+	(*Explanation)(nil),                // 79: weft.v1.Explanation
+	(*PromoteStaleLegRequest)(nil),     // 80: weft.v1.PromoteStaleLegRequest
+	(*AttachRequest)(nil),              // 81: weft.v1.AttachRequest
+	(*DetachRequest)(nil),              // 82: weft.v1.DetachRequest
+	(*DetachResponse)(nil),             // 83: weft.v1.DetachResponse
+	(*ListAttachmentsRequest)(nil),     // 84: weft.v1.ListAttachmentsRequest
+	(*ListAttachmentsResponse)(nil),    // 85: weft.v1.ListAttachmentsResponse
+	(*GetFiguresRequest)(nil),          // 86: weft.v1.GetFiguresRequest
+	(*GetFiguresResponse)(nil),         // 87: weft.v1.GetFiguresResponse
+	(*Figures)(nil),                    // 88: weft.v1.Figures
+	(*Rates)(nil),                      // 89: weft.v1.Rates
+	(*ListEventsRequest)(nil),          // 90: weft.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),         // 91: weft.v1.ListEventsResponse
+	(*WatchEventsRequest)(nil),         // 92: weft.v1.WatchEventsRequest
+	(*BackupRequest)(nil),              // 93: weft.v1.BackupRequest
+	(*BackupChunk)(nil),                // 94: weft.v1.BackupChunk
+	(*SupportBundleRequest)(nil),       // 95: weft.v1.SupportBundleRequest
+	(*SupportBundleChunk)(nil),         // 96: weft.v1.SupportBundleChunk
+	nil,                                // 97: weft.v1.SetNodeLabelsRequest.LabelsEntry
+	nil,                                // 98: weft.v1.AddDriveRequest.LabelsEntry
+	nil,                                // 99: weft.v1.SetDriveLabelsRequest.LabelsEntry
+	nil,                                // 100: weft.v1.WhatIfRequest.LabelsEntry
+	nil,                                // 101: weft.v1.CreatePoolRequest.SelectorEntry
+	nil,                                // 102: weft.v1.CreateVolumeRequest.LabelsEntry
+	nil,                                // 103: weft.v1.NewSnapshot.LabelsEntry
+	nil,                                // 104: weft.v1.Segment.LabelsEntry
+	nil,                                // 105: weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	(*ByteRange)(nil),                  // 106: weft.v1.ByteRange
+	(*timestamppb.Timestamp)(nil),      // 107: google.protobuf.Timestamp
+	(*Node)(nil),                       // 108: weft.v1.Node
+	(*Device)(nil),                     // 109: weft.v1.Device
+	(*Drive)(nil),                      // 110: weft.v1.Drive
+	(*Pool)(nil),                       // 111: weft.v1.Pool
+	(*durationpb.Duration)(nil),        // 112: google.protobuf.Duration
+	(*Attachment)(nil),                 // 113: weft.v1.Attachment
+	(Health)(0),                        // 114: weft.v1.Health
+	(LegState)(0),                      // 115: weft.v1.LegState
+	(*DrivePolicy)(nil),                // 116: weft.v1.DrivePolicy
+	(*Volume)(nil),                     // 117: weft.v1.Volume
+	(*Place)(nil),                      // 118: weft.v1.Place
+	(AttachMode)(0),                    // 119: weft.v1.AttachMode
+	(*Event)(nil),                      // 120: weft.v1.Event
 }
 var file_weft_v1_manager_proto_depIdxs = []int32{
-	105, // 0: weft.v1.GetSnapshotRangesResponse.ranges:type_name -> weft.v1.ByteRange
+	106, // 0: weft.v1.GetSnapshotRangesResponse.ranges:type_name -> weft.v1.ByteRange
 	6,   // 1: weft.v1.ListManagersResponse.managers:type_name -> weft.v1.ManagerMember
-	106, // 2: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
+	107, // 2: weft.v1.ManagerMember.heard:type_name -> google.protobuf.Timestamp
 	6,   // 3: weft.v1.RemoveManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	6,   // 4: weft.v1.ReplaceManagerResponse.removed:type_name -> weft.v1.ManagerMember
 	18,  // 5: weft.v1.Upgrade.parts:type_name -> weft.v1.UpgradePart
-	107, // 6: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
-	96,  // 7: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
-	107, // 8: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
-	108, // 9: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
-	109, // 10: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
-	97,  // 11: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
-	98,  // 12: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
-	110, // 13: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
+	108, // 6: weft.v1.ListNodesResponse.nodes:type_name -> weft.v1.Node
+	97,  // 7: weft.v1.SetNodeLabelsRequest.labels:type_name -> weft.v1.SetNodeLabelsRequest.LabelsEntry
+	108, // 8: weft.v1.AddHostResponse.node:type_name -> weft.v1.Node
+	109, // 9: weft.v1.ListDevicesResponse.devices:type_name -> weft.v1.Device
+	110, // 10: weft.v1.ListDrivesResponse.drives:type_name -> weft.v1.Drive
+	98,  // 11: weft.v1.AddDriveRequest.labels:type_name -> weft.v1.AddDriveRequest.LabelsEntry
+	99,  // 12: weft.v1.SetDriveLabelsRequest.labels:type_name -> weft.v1.SetDriveLabelsRequest.LabelsEntry
+	111, // 13: weft.v1.RebalancePoolResponse.pool:type_name -> weft.v1.Pool
 	42,  // 14: weft.v1.RebalancePoolResponse.moves:type_name -> weft.v1.PlannedMove
-	99,  // 15: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
-	111, // 16: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
+	100, // 15: weft.v1.WhatIfRequest.labels:type_name -> weft.v1.WhatIfRequest.LabelsEntry
+	112, // 16: weft.v1.WhatIfResponse.replace_after:type_name -> google.protobuf.Duration
 	48,  // 17: weft.v1.WhatIfResponse.volumes:type_name -> weft.v1.VolumeLoss
-	112, // 18: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
-	113, // 19: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
-	113, // 20: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
+	113, // 18: weft.v1.WhatIfResponse.attachments:type_name -> weft.v1.Attachment
+	114, // 19: weft.v1.VolumeLoss.before:type_name -> weft.v1.Health
+	114, // 20: weft.v1.VolumeLoss.after:type_name -> weft.v1.Health
 	49,  // 21: weft.v1.VolumeLoss.legs:type_name -> weft.v1.LegLoss
-	114, // 22: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
-	115, // 23: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
-	115, // 24: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
-	100, // 25: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
-	110, // 26: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
-	101, // 27: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
-	66,  // 28: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
-	66,  // 29: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
+	115, // 22: weft.v1.LegLoss.state:type_name -> weft.v1.LegState
+	116, // 23: weft.v1.CreateDrivePolicyRequest.policy:type_name -> weft.v1.DrivePolicy
+	116, // 24: weft.v1.ListDrivePoliciesResponse.policies:type_name -> weft.v1.DrivePolicy
+	101, // 25: weft.v1.CreatePoolRequest.selector:type_name -> weft.v1.CreatePoolRequest.SelectorEntry
+	111, // 26: weft.v1.ListPoolsResponse.pools:type_name -> weft.v1.Pool
+	102, // 27: weft.v1.CreateVolumeRequest.labels:type_name -> weft.v1.CreateVolumeRequest.LabelsEntry
+	67,  // 28: weft.v1.CreateVolumeRequest.topology:type_name -> weft.v1.Segment
+	67,  // 29: weft.v1.CreateVolumeRequest.preferred:type_name -> weft.v1.Segment
 	62,  // 30: weft.v1.CreateSnapshotsRequest.snapshots:type_name -> weft.v1.NewSnapshot
-	102, // 31: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
-	116, // 32: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
-	103, // 33: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
-	117, // 34: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
-	104, // 35: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
-	66,  // 36: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
-	116, // 37: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
-	118, // 38: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
-	112, // 39: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
+	103, // 31: weft.v1.NewSnapshot.labels:type_name -> weft.v1.NewSnapshot.LabelsEntry
+	117, // 32: weft.v1.CreateSnapshotsResponse.snapshots:type_name -> weft.v1.Volume
+	104, // 33: weft.v1.Segment.labels:type_name -> weft.v1.Segment.LabelsEntry
+	118, // 34: weft.v1.ScrubVolumeRequest.from:type_name -> weft.v1.Place
+	105, // 35: weft.v1.UpdateVolumeRequest.set_labels:type_name -> weft.v1.UpdateVolumeRequest.SetLabelsEntry
+	67,  // 36: weft.v1.GetCapacityRequest.topology:type_name -> weft.v1.Segment
+	117, // 37: weft.v1.ListVolumesResponse.volumes:type_name -> weft.v1.Volume
+	119, // 38: weft.v1.AttachRequest.mode:type_name -> weft.v1.AttachMode
+	113, // 39: weft.v1.ListAttachmentsResponse.attachments:type_name -> weft.v1.Attachment
 	0,   // 40: weft.v1.GetFiguresRequest.of:type_name -> weft.v1.FiguresOf
-	111, // 41: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
-	87,  // 42: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
-	88,  // 43: weft.v1.Figures.read:type_name -> weft.v1.Rates
-	88,  // 44: weft.v1.Figures.write:type_name -> weft.v1.Rates
-	88,  // 45: weft.v1.Figures.flush:type_name -> weft.v1.Rates
-	88,  // 46: weft.v1.Figures.discard:type_name -> weft.v1.Rates
-	88,  // 47: weft.v1.Figures.all:type_name -> weft.v1.Rates
-	119, // 48: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
+	112, // 41: weft.v1.GetFiguresRequest.window:type_name -> google.protobuf.Duration
+	88,  // 42: weft.v1.GetFiguresResponse.figures:type_name -> weft.v1.Figures
+	89,  // 43: weft.v1.Figures.read:type_name -> weft.v1.Rates
+	89,  // 44: weft.v1.Figures.write:type_name -> weft.v1.Rates
+	89,  // 45: weft.v1.Figures.flush:type_name -> weft.v1.Rates
+	89,  // 46: weft.v1.Figures.discard:type_name -> weft.v1.Rates
+	89,  // 47: weft.v1.Figures.all:type_name -> weft.v1.Rates
+	120, // 48: weft.v1.ListEventsResponse.events:type_name -> weft.v1.Event
 	3,   // 49: weft.v1.Manager.GetStatus:input_type -> weft.v1.GetStatusRequest
 	4,   // 50: weft.v1.Manager.ListManagers:input_type -> weft.v1.ListManagersRequest
 	7,   // 51: weft.v1.Manager.AddManager:input_type -> weft.v1.AddManagerRequest
@@ -6450,83 +6498,85 @@ var file_weft_v1_manager_proto_depIdxs = []int32{
 	58,  // 79: weft.v1.Manager.DeletePool:input_type -> weft.v1.DeletePoolRequest
 	40,  // 80: weft.v1.Manager.RebalancePool:input_type -> weft.v1.RebalancePoolRequest
 	60,  // 81: weft.v1.Manager.CreateVolume:input_type -> weft.v1.CreateVolumeRequest
-	72,  // 82: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
-	73,  // 83: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
-	75,  // 84: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
-	67,  // 85: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
-	68,  // 86: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
-	69,  // 87: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
+	73,  // 82: weft.v1.Manager.GetVolume:input_type -> weft.v1.GetVolumeRequest
+	74,  // 83: weft.v1.Manager.ListVolumes:input_type -> weft.v1.ListVolumesRequest
+	76,  // 84: weft.v1.Manager.DeleteVolume:input_type -> weft.v1.DeleteVolumeRequest
+	68,  // 85: weft.v1.Manager.ExpandVolume:input_type -> weft.v1.ExpandVolumeRequest
+	69,  // 86: weft.v1.Manager.ScrubVolume:input_type -> weft.v1.ScrubVolumeRequest
+	70,  // 87: weft.v1.Manager.UpdateVolume:input_type -> weft.v1.UpdateVolumeRequest
 	61,  // 88: weft.v1.Manager.CreateSnapshots:input_type -> weft.v1.CreateSnapshotsRequest
 	64,  // 89: weft.v1.Manager.RestoreVolume:input_type -> weft.v1.RestoreVolumeRequest
 	65,  // 90: weft.v1.Manager.SealVolume:input_type -> weft.v1.SealVolumeRequest
-	1,   // 91: weft.v1.Manager.GetSnapshotRanges:input_type -> weft.v1.GetSnapshotRangesRequest
-	70,  // 92: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
-	77,  // 93: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
-	79,  // 94: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
-	80,  // 95: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
-	81,  // 96: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
-	83,  // 97: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
-	85,  // 98: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
-	89,  // 99: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
-	91,  // 100: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
-	92,  // 101: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
-	94,  // 102: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
-	19,  // 103: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
-	5,   // 104: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
-	8,   // 105: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
-	10,  // 106: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
-	12,  // 107: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
-	14,  // 108: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
-	17,  // 109: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
-	17,  // 110: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
-	21,  // 111: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
-	107, // 112: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
-	107, // 113: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
-	25,  // 114: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
-	27,  // 115: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
-	29,  // 116: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
-	31,  // 117: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
-	109, // 118: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
-	115, // 119: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
-	52,  // 120: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
-	54,  // 121: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
-	109, // 122: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
-	35,  // 123: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
-	109, // 124: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
-	107, // 125: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
-	107, // 126: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
-	107, // 127: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
-	45,  // 128: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
-	116, // 129: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
-	47,  // 130: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
-	110, // 131: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
-	57,  // 132: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
-	59,  // 133: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
-	41,  // 134: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
-	116, // 135: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
-	116, // 136: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
-	74,  // 137: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
-	76,  // 138: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
-	116, // 139: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
-	116, // 140: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
-	116, // 141: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
-	63,  // 142: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
-	116, // 143: weft.v1.Manager.RestoreVolume:output_type -> weft.v1.Volume
-	116, // 144: weft.v1.Manager.SealVolume:output_type -> weft.v1.Volume
-	2,   // 145: weft.v1.Manager.GetSnapshotRanges:output_type -> weft.v1.GetSnapshotRangesResponse
-	71,  // 146: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
-	78,  // 147: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
-	116, // 148: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
-	112, // 149: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
-	82,  // 150: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
-	84,  // 151: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
-	86,  // 152: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
-	90,  // 153: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
-	119, // 154: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
-	93,  // 155: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
-	95,  // 156: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
-	103, // [103:157] is the sub-list for method output_type
-	49,  // [49:103] is the sub-list for method input_type
+	66,  // 91: weft.v1.Manager.FlattenVolume:input_type -> weft.v1.FlattenVolumeRequest
+	1,   // 92: weft.v1.Manager.GetSnapshotRanges:input_type -> weft.v1.GetSnapshotRangesRequest
+	71,  // 93: weft.v1.Manager.GetCapacity:input_type -> weft.v1.GetCapacityRequest
+	78,  // 94: weft.v1.Manager.ExplainVolume:input_type -> weft.v1.ExplainVolumeRequest
+	80,  // 95: weft.v1.Manager.PromoteStaleLeg:input_type -> weft.v1.PromoteStaleLegRequest
+	81,  // 96: weft.v1.Manager.Attach:input_type -> weft.v1.AttachRequest
+	82,  // 97: weft.v1.Manager.Detach:input_type -> weft.v1.DetachRequest
+	84,  // 98: weft.v1.Manager.ListAttachments:input_type -> weft.v1.ListAttachmentsRequest
+	86,  // 99: weft.v1.Manager.GetFigures:input_type -> weft.v1.GetFiguresRequest
+	90,  // 100: weft.v1.Manager.ListEvents:input_type -> weft.v1.ListEventsRequest
+	92,  // 101: weft.v1.Manager.WatchEvents:input_type -> weft.v1.WatchEventsRequest
+	93,  // 102: weft.v1.Manager.Backup:input_type -> weft.v1.BackupRequest
+	95,  // 103: weft.v1.Manager.SupportBundle:input_type -> weft.v1.SupportBundleRequest
+	19,  // 104: weft.v1.Manager.GetStatus:output_type -> weft.v1.Status
+	5,   // 105: weft.v1.Manager.ListManagers:output_type -> weft.v1.ListManagersResponse
+	8,   // 106: weft.v1.Manager.AddManager:output_type -> weft.v1.AddManagerResponse
+	10,  // 107: weft.v1.Manager.RemoveManager:output_type -> weft.v1.RemoveManagerResponse
+	12,  // 108: weft.v1.Manager.ReplaceManager:output_type -> weft.v1.ReplaceManagerResponse
+	14,  // 109: weft.v1.Manager.TransferLeadership:output_type -> weft.v1.TransferLeadershipResponse
+	17,  // 110: weft.v1.Manager.GetUpgrade:output_type -> weft.v1.Upgrade
+	17,  // 111: weft.v1.Manager.FinishUpgrade:output_type -> weft.v1.Upgrade
+	21,  // 112: weft.v1.Manager.ListNodes:output_type -> weft.v1.ListNodesResponse
+	108, // 113: weft.v1.Manager.SetNodeLabels:output_type -> weft.v1.Node
+	108, // 114: weft.v1.Manager.ConfirmNodeDead:output_type -> weft.v1.Node
+	25,  // 115: weft.v1.Manager.RemoveNode:output_type -> weft.v1.RemoveNodeResponse
+	27,  // 116: weft.v1.Manager.AddHost:output_type -> weft.v1.AddHostResponse
+	29,  // 117: weft.v1.Manager.ListDevices:output_type -> weft.v1.ListDevicesResponse
+	31,  // 118: weft.v1.Manager.ListDrives:output_type -> weft.v1.ListDrivesResponse
+	110, // 119: weft.v1.Manager.AddDrive:output_type -> weft.v1.Drive
+	116, // 120: weft.v1.Manager.CreateDrivePolicy:output_type -> weft.v1.DrivePolicy
+	52,  // 121: weft.v1.Manager.ListDrivePolicies:output_type -> weft.v1.ListDrivePoliciesResponse
+	54,  // 122: weft.v1.Manager.DeleteDrivePolicy:output_type -> weft.v1.DeleteDrivePolicyResponse
+	110, // 123: weft.v1.Manager.SetDriveLabels:output_type -> weft.v1.Drive
+	35,  // 124: weft.v1.Manager.EvictDrive:output_type -> weft.v1.EvictDriveResponse
+	110, // 125: weft.v1.Manager.DrainDrive:output_type -> weft.v1.Drive
+	108, // 126: weft.v1.Manager.CordonNode:output_type -> weft.v1.Node
+	108, // 127: weft.v1.Manager.UncordonNode:output_type -> weft.v1.Node
+	108, // 128: weft.v1.Manager.MaintainNode:output_type -> weft.v1.Node
+	45,  // 129: weft.v1.Manager.GetDependents:output_type -> weft.v1.GetDependentsResponse
+	117, // 130: weft.v1.Manager.MoveLeg:output_type -> weft.v1.Volume
+	47,  // 131: weft.v1.Manager.WhatIf:output_type -> weft.v1.WhatIfResponse
+	111, // 132: weft.v1.Manager.CreatePool:output_type -> weft.v1.Pool
+	57,  // 133: weft.v1.Manager.ListPools:output_type -> weft.v1.ListPoolsResponse
+	59,  // 134: weft.v1.Manager.DeletePool:output_type -> weft.v1.DeletePoolResponse
+	41,  // 135: weft.v1.Manager.RebalancePool:output_type -> weft.v1.RebalancePoolResponse
+	117, // 136: weft.v1.Manager.CreateVolume:output_type -> weft.v1.Volume
+	117, // 137: weft.v1.Manager.GetVolume:output_type -> weft.v1.Volume
+	75,  // 138: weft.v1.Manager.ListVolumes:output_type -> weft.v1.ListVolumesResponse
+	77,  // 139: weft.v1.Manager.DeleteVolume:output_type -> weft.v1.DeleteVolumeResponse
+	117, // 140: weft.v1.Manager.ExpandVolume:output_type -> weft.v1.Volume
+	117, // 141: weft.v1.Manager.ScrubVolume:output_type -> weft.v1.Volume
+	117, // 142: weft.v1.Manager.UpdateVolume:output_type -> weft.v1.Volume
+	63,  // 143: weft.v1.Manager.CreateSnapshots:output_type -> weft.v1.CreateSnapshotsResponse
+	117, // 144: weft.v1.Manager.RestoreVolume:output_type -> weft.v1.Volume
+	117, // 145: weft.v1.Manager.SealVolume:output_type -> weft.v1.Volume
+	117, // 146: weft.v1.Manager.FlattenVolume:output_type -> weft.v1.Volume
+	2,   // 147: weft.v1.Manager.GetSnapshotRanges:output_type -> weft.v1.GetSnapshotRangesResponse
+	72,  // 148: weft.v1.Manager.GetCapacity:output_type -> weft.v1.Capacity
+	79,  // 149: weft.v1.Manager.ExplainVolume:output_type -> weft.v1.Explanation
+	117, // 150: weft.v1.Manager.PromoteStaleLeg:output_type -> weft.v1.Volume
+	113, // 151: weft.v1.Manager.Attach:output_type -> weft.v1.Attachment
+	83,  // 152: weft.v1.Manager.Detach:output_type -> weft.v1.DetachResponse
+	85,  // 153: weft.v1.Manager.ListAttachments:output_type -> weft.v1.ListAttachmentsResponse
+	87,  // 154: weft.v1.Manager.GetFigures:output_type -> weft.v1.GetFiguresResponse
+	91,  // 155: weft.v1.Manager.ListEvents:output_type -> weft.v1.ListEventsResponse
+	120, // 156: weft.v1.Manager.WatchEvents:output_type -> weft.v1.Event
+	94,  // 157: weft.v1.Manager.Backup:output_type -> weft.v1.BackupChunk
+	96,  // 158: weft.v1.Manager.SupportBundle:output_type -> weft.v1.SupportBundleChunk
+	104, // [104:159] is the sub-list for method output_type
+	49,  // [49:104] is the sub-list for method input_type
 	49,  // [49:49] is the sub-list for extension type_name
 	49,  // [49:49] is the sub-list for extension extendee
 	0,   // [0:49] is the sub-list for field type_name
@@ -6538,14 +6588,14 @@ func file_weft_v1_manager_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_manager_proto_msgTypes[68].OneofWrappers = []any{}
+	file_weft_v1_manager_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_manager_proto_rawDesc), len(file_weft_v1_manager_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   104,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -73,6 +73,7 @@ const (
 	Manager_CreateSnapshots_FullMethodName    = "/weft.v1.Manager/CreateSnapshots"
 	Manager_RestoreVolume_FullMethodName      = "/weft.v1.Manager/RestoreVolume"
 	Manager_SealVolume_FullMethodName         = "/weft.v1.Manager/SealVolume"
+	Manager_FlattenVolume_FullMethodName      = "/weft.v1.Manager/FlattenVolume"
 	Manager_GetSnapshotRanges_FullMethodName  = "/weft.v1.Manager/GetSnapshotRanges"
 	Manager_GetCapacity_FullMethodName        = "/weft.v1.Manager/GetCapacity"
 	Manager_ExplainVolume_FullMethodName      = "/weft.v1.Manager/ExplainVolume"
@@ -182,6 +183,10 @@ type ManagerClient interface {
 	// the decision is durable, and cannot be taken back: a volume that begins as a snapshot of it can be
 	// written. A repeated call has no effect.
 	SealVolume(ctx context.Context, in *SealVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// FlattenVolume makes a volume that began as a snapshot independent of it, and its snapshots with it: what
+	// they share with other volumes is copied by their targets, while hosts use them. It returns when the
+	// decision is durable; flattening says how far it is. A repeated call has no effect.
+	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
 	// the same volume. It asks the targets of their copies, which must be online and in user space. It
 	// returns some ranges at a time.
@@ -640,6 +645,16 @@ func (c *managerClient) SealVolume(ctx context.Context, in *SealVolumeRequest, o
 	return out, nil
 }
 
+func (c *managerClient) FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, Manager_FlattenVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *managerClient) GetSnapshotRanges(ctx context.Context, in *GetSnapshotRangesRequest, opts ...grpc.CallOption) (*GetSnapshotRangesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetSnapshotRangesResponse)
@@ -882,6 +897,10 @@ type ManagerServer interface {
 	// the decision is durable, and cannot be taken back: a volume that begins as a snapshot of it can be
 	// written. A repeated call has no effect.
 	SealVolume(context.Context, *SealVolumeRequest) (*Volume, error)
+	// FlattenVolume makes a volume that began as a snapshot independent of it, and its snapshots with it: what
+	// they share with other volumes is copied by their targets, while hosts use them. It returns when the
+	// decision is durable; flattening says how far it is. A repeated call has no effect.
+	FlattenVolume(context.Context, *FlattenVolumeRequest) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
 	// the same volume. It asks the targets of their copies, which must be online and in user space. It
 	// returns some ranges at a time.
@@ -1045,6 +1064,9 @@ func (UnimplementedManagerServer) RestoreVolume(context.Context, *RestoreVolumeR
 }
 func (UnimplementedManagerServer) SealVolume(context.Context, *SealVolumeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method SealVolume not implemented")
+}
+func (UnimplementedManagerServer) FlattenVolume(context.Context, *FlattenVolumeRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method FlattenVolume not implemented")
 }
 func (UnimplementedManagerServer) GetSnapshotRanges(context.Context, *GetSnapshotRangesRequest) (*GetSnapshotRangesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetSnapshotRanges not implemented")
@@ -1859,6 +1881,24 @@ func _Manager_SealVolume_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Manager_FlattenVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FlattenVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ManagerServer).FlattenVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Manager_FlattenVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ManagerServer).FlattenVolume(ctx, req.(*FlattenVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Manager_GetSnapshotRanges_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetSnapshotRangesRequest)
 	if err := dec(in); err != nil {
@@ -2228,6 +2268,10 @@ var Manager_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SealVolume",
 			Handler:    _Manager_SealVolume_Handler,
+		},
+		{
+			MethodName: "FlattenVolume",
+			Handler:    _Manager_FlattenVolume_Handler,
 		},
 		{
 			MethodName: "GetSnapshotRanges",

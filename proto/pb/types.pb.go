@@ -2160,7 +2160,9 @@ type Volume struct {
 	// can use the volume there, and it ends when somebody attaches the volume. rebuilds says how far it is.
 	Healing *Attachment `protobuf:"bytes,80,opt,name=healing,proto3" json:"healing,omitempty"`
 	// Since when no host writes the volume any more, for ever; unset: it is not sealed.
-	Sealed        *timestamppb.Timestamp `protobuf:"bytes,90,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Sealed *timestamppb.Timestamp `protobuf:"bytes,90,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	// That it was to be made independent of the snapshot that it began as; unset: it was not.
+	Flattening    *Flattening `protobuf:"bytes,91,opt,name=flattening,proto3" json:"flattening,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2433,6 +2435,83 @@ func (x *Volume) GetSealed() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Volume) GetFlattening() *Flattening {
+	if x != nil {
+		return x.Flattening
+	}
+	return nil
+}
+
+// Flattening says how far a volume is from needing nothing of the snapshot that it began as.
+type Flattening struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"` // when it was asked for
+	Ended *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=ended,proto3" json:"ended,omitempty"` // when all its legs were independent; unset: some are not
+	// What is left to be looked at, as far as its targets have said. What is zeroes is not copied.
+	LeftBytes     uint64   `protobuf:"varint,3,opt,name=left_bytes,json=leftBytes,proto3" json:"left_bytes,omitempty"`
+	WaitsFor      []string `protobuf:"bytes,4,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // by leg; empty if it goes on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Flattening) Reset() {
+	*x = Flattening{}
+	mi := &file_weft_v1_types_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Flattening) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Flattening) ProtoMessage() {}
+
+func (x *Flattening) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Flattening.ProtoReflect.Descriptor instead.
+func (*Flattening) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Flattening) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Flattening) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+func (x *Flattening) GetLeftBytes() uint64 {
+	if x != nil {
+		return x.LeftBytes
+	}
+	return 0
+}
+
+func (x *Flattening) GetWaitsFor() []string {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
 // SnapshotOf says of what a snapshot was taken. A snapshot is a volume that never changes, and that any
 // number of hosts may have read-only.
 type SnapshotOf struct {
@@ -2453,7 +2532,7 @@ type SnapshotOf struct {
 
 func (x *SnapshotOf) Reset() {
 	*x = SnapshotOf{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2544,7 @@ func (x *SnapshotOf) String() string {
 func (*SnapshotOf) ProtoMessage() {}
 
 func (x *SnapshotOf) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2557,7 @@ func (x *SnapshotOf) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotOf.ProtoReflect.Descriptor instead.
 func (*SnapshotOf) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotOf) GetVolumeId() string {
@@ -2534,7 +2613,7 @@ type ByteRange struct {
 
 func (x *ByteRange) Reset() {
 	*x = ByteRange{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2625,7 @@ func (x *ByteRange) String() string {
 func (*ByteRange) ProtoMessage() {}
 
 func (x *ByteRange) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2638,7 @@ func (x *ByteRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByteRange.ProtoReflect.Descriptor instead.
 func (*ByteRange) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ByteRange) GetOffset() uint64 {
@@ -2598,7 +2677,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2689,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2702,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2740,7 +2819,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2752,7 +2831,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2765,7 +2844,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2870,7 +2949,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2961,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2974,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -2940,7 +3019,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3031,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3044,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -3096,7 +3175,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[22]
+	mi := &file_weft_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3108,7 +3187,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[22]
+	mi := &file_weft_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3121,7 +3200,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -3358,8 +3437,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\r \x01(\bR\x04full\"\xdd\n" +
-	"\n" +
+	"\x04full\x18\r \x01(\bR\x04full\"\x92\v\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3402,10 +3480,20 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06failed\x18G \x01(\tR\x06failed\x12!\n" +
 	"\frestoring_to\x18H \x01(\tR\vrestoringTo\x12-\n" +
 	"\ahealing\x18P \x01(\v2\x13.weft.v1.AttachmentR\ahealing\x122\n" +
-	"\x06sealed\x18Z \x01(\v2\x1a.google.protobuf.TimestampR\x06sealed\x1a9\n" +
+	"\x06sealed\x18Z \x01(\v2\x1a.google.protobuf.TimestampR\x06sealed\x123\n" +
+	"\n" +
+	"flattening\x18[ \x01(\v2\x13.weft.v1.FlatteningR\n" +
+	"flattening\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xce\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x01\n" +
+	"\n" +
+	"Flattening\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x05ended\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x1d\n" +
+	"\n" +
+	"left_bytes\x18\x03 \x01(\x04R\tleftBytes\x12\x1b\n" +
+	"\twaits_for\x18\x04 \x03(\tR\bwaitsFor\"\xce\x01\n" +
 	"\n" +
 	"SnapshotOf\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -3560,7 +3648,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3587,83 +3675,87 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Extent)(nil),                // 22: weft.v1.Extent
 	(*Leg)(nil),                   // 23: weft.v1.Leg
 	(*Volume)(nil),                // 24: weft.v1.Volume
-	(*SnapshotOf)(nil),            // 25: weft.v1.SnapshotOf
-	(*ByteRange)(nil),             // 26: weft.v1.ByteRange
-	(*Rebuild)(nil),               // 27: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 28: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 29: weft.v1.Place
-	(*Attachment)(nil),            // 30: weft.v1.Attachment
-	(*Event)(nil),                 // 31: weft.v1.Event
-	nil,                           // 32: weft.v1.Node.LabelsEntry
-	nil,                           // 33: weft.v1.Drive.LabelsEntry
-	nil,                           // 34: weft.v1.DrivePolicy.NodesEntry
-	nil,                           // 35: weft.v1.DrivePolicy.LabelsEntry
-	nil,                           // 36: weft.v1.Pool.SelectorEntry
-	nil,                           // 37: weft.v1.Volume.LabelsEntry
-	nil,                           // 38: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 40: google.protobuf.Duration
+	(*Flattening)(nil),            // 25: weft.v1.Flattening
+	(*SnapshotOf)(nil),            // 26: weft.v1.SnapshotOf
+	(*ByteRange)(nil),             // 27: weft.v1.ByteRange
+	(*Rebuild)(nil),               // 28: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 29: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 30: weft.v1.Place
+	(*Attachment)(nil),            // 31: weft.v1.Attachment
+	(*Event)(nil),                 // 32: weft.v1.Event
+	nil,                           // 33: weft.v1.Node.LabelsEntry
+	nil,                           // 34: weft.v1.Drive.LabelsEntry
+	nil,                           // 35: weft.v1.DrivePolicy.NodesEntry
+	nil,                           // 36: weft.v1.DrivePolicy.LabelsEntry
+	nil,                           // 37: weft.v1.Pool.SelectorEntry
+	nil,                           // 38: weft.v1.Volume.LabelsEntry
+	nil,                           // 39: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	32, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	33, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	39, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	39, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	40, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	40, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	40, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	39, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	33, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	41, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	40, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	34, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	39, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	40, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	40, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	41, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	34, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
-	35, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
-	36, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	35, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	36, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	37, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 21: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	39, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	39, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	40, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	40, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
 	22, // 24: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 25: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	39, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	40, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
 	21, // 27: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	37, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	38, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
 	4,  // 29: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
 	5,  // 30: weft.v1.Volume.health:type_name -> weft.v1.Health
 	23, // 31: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	30, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	39, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	30, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	28, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	28, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	27, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	25, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
-	30, // 39: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
-	39, // 40: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
-	39, // 41: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
-	39, // 42: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	39, // 43: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	40, // 44: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	39, // 45: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	39, // 46: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	29, // 47: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 48: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 49: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	39, // 50: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	39, // 51: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 52: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	38, // 53: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	54, // [54:54] is the sub-list for method output_type
-	54, // [54:54] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	31, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	40, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	31, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	29, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	29, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	28, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	26, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
+	31, // 39: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
+	40, // 40: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
+	25, // 41: weft.v1.Volume.flattening:type_name -> weft.v1.Flattening
+	40, // 42: weft.v1.Flattening.since:type_name -> google.protobuf.Timestamp
+	40, // 43: weft.v1.Flattening.ended:type_name -> google.protobuf.Timestamp
+	40, // 44: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	40, // 45: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	40, // 46: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	41, // 47: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	40, // 48: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	40, // 49: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	30, // 50: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 51: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 52: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	40, // 53: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	40, // 54: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 55: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	39, // 56: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -3678,7 +3770,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

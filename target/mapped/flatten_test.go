@@ -69,7 +69,9 @@ func (w *world) flatten() {
 func unpaced(context.Context, int64, int64) error { return nil }
 
 func has(objects ...uint64) func(block.UUID) bool {
-	return func(o block.UUID) bool { return slices.ContainsFunc(objects, func(n uint64) bool { return o == id(n) }) }
+	return func(o block.UUID) bool {
+		return slices.ContainsFunc(objects, func(n uint64) bool { return o == id(n) })
+	}
 }
 
 func these(objects ...uint64) func() func(block.UUID) bool {
@@ -341,7 +343,7 @@ func TestWhichLayerIsFlattened(t *testing.T) {
 		"under a deleted snapshot": {layers(Layer{Object: id(2), State: StateFrozen}, Layer{Object: id(4), Parent: 1, State: StateFrozen},
 			Layer{Object: id(5), Parent: 2, State: StateDoomed}, Layer{Object: id(3), Parent: 3, State: StateOpen}), 2},
 		"over its own deleted snapshot": {layers(Layer{Object: id(2), State: StateFrozen}, Layer{Object: id(4), Parent: 1, State: StateDoomed}, Layer{Object: id(3), Parent: 2, State: StateOpen}), 3},
-		"a clone of the clone": {layers(Layer{Object: id(4), State: StateFrozen}, Layer{Object: id(3), Parent: 1, State: StateOpen}, Layer{Object: id(9), Parent: 1, State: StateOpen}), 0},
+		"a clone of the clone":          {layers(Layer{Object: id(4), State: StateFrozen}, Layer{Object: id(3), Parent: 1, State: StateOpen}, Layer{Object: id(9), Parent: 1, State: StateOpen}), 0},
 	} {
 		if got := Inheriting(c.layers, has(3, 4, 5)); got != c.want {
 			t.Errorf("%s: layer %d, want %d", name, got, c.want)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -193,9 +194,11 @@ func OwnedBy(l *drive.Label, volume block.VolumeID) func(block.UUID) bool {
 	return func(object block.UUID) bool { return own[block.LegID{UUID: object}.String()] }
 }
 
-// Flat reports whether the legs of a volume in a tree need nothing of others', by the drive's label.
-func (s TreeSeen) Flat(l *drive.Label, volume block.VolumeID) bool {
-	return mapped.Inheriting(s.Layers, OwnedBy(l, volume)) == 0
+// Flat reports whether a leg in a tree, and those of its volume and of its volume's snapshots there, need
+// nothing of others', by the drive's label.
+func (s TreeSeen) Flat(l *drive.Label, volume block.VolumeID, leg block.LegID) bool {
+	there := slices.ContainsFunc(s.Layers, func(x mapped.Layer) bool { return x.Object == leg.UUID && x.State != mapped.StateDoomed })
+	return there && mapped.Inheriting(s.Layers, OwnedBy(l, volume)) == 0
 }
 
 // flatteningNow is what Trees says. The caller holds trees.mu.

@@ -50,7 +50,7 @@ func (p *plantedDrive) seen() TreeSeen { return p.disk.Trees()[leg.String()] }
 // flat waits until the clone needs nothing of others.
 func (p *plantedDrive) flat(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !p.seen().Flat(p.disk.Label(), cloned) || p.seen().Flattening[cloned].Busy; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !p.seen().Flat(p.disk.Label(), cloned, copied) || p.seen().Flattening[cloned].Busy; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("it is not flat: %+v", p.seen())
 		}
@@ -61,10 +61,10 @@ func (p *plantedDrive) flat(t *testing.T) {
 // the next process.
 func TestACloneIsFlattened(t *testing.T) {
 	p := withClone(t, 0, 1, 2, 3)
-	if p.seen().Flat(p.disk.Label(), cloned) {
+	if p.seen().Flat(p.disk.Label(), cloned, copied) {
 		t.Fatal("it is flat, over a snapshot")
 	}
-	if !p.seen().Flat(p.disk.Label(), block.VolumeID(leg)) {
+	if !p.seen().Flat(p.disk.Label(), block.VolumeID(leg), leg) {
 		t.Error("a leg that is no clone is not flat")
 	}
 	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
@@ -101,7 +101,7 @@ func TestFlatteningIsThrottledAndStopped(t *testing.T) {
 	for p.seen().Flattening[cloned].Busy {
 		time.Sleep(time.Millisecond)
 	}
-	if p.seen().Flat(p.disk.Label(), cloned) {
+	if p.seen().Flat(p.disk.Label(), cloned, copied) {
 		t.Error("it is flat at once")
 	}
 	must(t, p.disk.Flatten(cloned, leg.String(), 1))

@@ -131,6 +131,11 @@ type LegReport struct {
 	Full bool
 	// Of a leg that is to lose its tree: what is not in its own extents yet.
 	Returning block.Size
+	// Of a leg that is to be flattened: whether it needs nothing of other volumes' legs, what is left to be
+	// looked at, and what that waits for.
+	Flat      bool
+	FlatLeft  block.Size
+	FlatWaits string
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -194,6 +199,9 @@ type WantedLeg struct {
 	Blank    bool       // it has no data, and may be carved though the volume has some
 	Tree     block.UUID // zero: it is plain, and has none over it
 	Origin   LegOrigin  // zero: it begins as zeroes
+	// Flatten: what it shares with other volumes' legs is to be copied, unless FlattenWait, and the target is
+	// to say when it needs these no longer.
+	Flatten, FlattenWait bool
 }
 
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it

@@ -49,6 +49,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		e.Actions = append(e.Actions, fmt.Sprintf("remove labels: weft volume set %s --label KEY-, or --label '*-' for all of them", v.Name))
 	}
 	s.explainSnapshot(e, v)
+	s.explainFlattening(e, v)
 	s.explainSealed(e, v)
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)

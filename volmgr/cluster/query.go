@@ -201,7 +201,7 @@ func (s *State) volumeView(v *Volume) Volume {
 	view.Labels = labelset.Shown(v.Labels)
 	view.Legs = slices.Clone(v.Legs)
 	view.Health, view.Scrub = s.health(v), s.scrubView(v)
-	view.CopiesLeft = s.copiesLeft(v)
+	view.CopiesLeft, view.Flatten = s.copiesLeft(v), s.flattenView(v)
 	if s.unheard {
 		view.Health = ""
 	}

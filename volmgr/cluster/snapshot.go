@@ -965,6 +965,176 @@ func (s *State) clonesBegin(v *Volume) string {
 	return ""
 }
 
+// ---- clones that are made independent ----
+
+// A clone shares what neither has changed with the snapshot as which it began. When it is flattened, its
+// targets copy that, while hosts use the volume, until its legs and those of its snapshots need nothing of
+// other volumes' legs in their trees. Each target says so of each leg; until all of them have, those that
+// were away too, the record stays, and with it what targets are told. What a target has copied it finds in
+// its trees, so nothing else has to be remembered. A leg that is made again elsewhere is in no tree of
+// others.
+
+// flattenLevel is the level from which on clones are flattened: an older manager would forget it half way.
+const flattenLevel block.Level = 7
+
+// Flatten is how far a volume is on its way to needing nothing of the snapshot as which it began.
+type Flatten struct {
+	Since time.Time `json:"since"`          // when it was asked for
+	Ended time.Time `json:"ended,omitzero"` // zero: it is under way
+	// For readers: what is left to be looked at, and what legs wait for.
+	Left  block.Size `json:"-"`
+	Waits []string   `json:"-"`
+}
+
+func (v *Volume) flattening() bool { return v.Flatten != nil && v.Flatten.Ended.IsZero() }
+
+// FlattenVolume makes a volume independent of the snapshot as which it began. It is complete when
+// Flatten.Ended is set. Result: Volume.
+type FlattenVolume struct{ Volume string }
+
+func (in FlattenVolume) apply(t *tx) (view, error) {
+	v, err := t.s.find(in.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if v.Flatten != nil && !v.IsSnapshot() {
+		return volumeResult(v.ID), nil
+	}
+	if err := cmp.Or(t.needsLevel(flattenLevel, "flattening of clones"), t.s.mayFlatten(v)); err != nil {
+		return nil, err
+	}
+	v = t.volume(v.ID)
+	v.Flatten = &Flatten{Since: t.now.UTC()}
+	t.volumeEvent(v, event.Info, event.VolumeFlattening, "what it shares with other volumes is copied")
+	return volumeResult(v.ID), nil
+}
+
+// mayFlatten refuses a volume that shares nothing, or would go on to need others.
+func (s *State) mayFlatten(v *Volume) error {
+	switch {
+	case v.IsSnapshot():
+		return refused(ReasonReadOnly, v.object(), "a snapshot is flattened with its volume").hint("`weft volume flatten %s`", v.Snapshot.Name)
+	case !v.Thin:
+		return invalid("volume", "%s is not thin, so it shares nothing that it began as", v.object())
+	case !v.usable():
+		return refused(ReasonNotReady, v.object(), "%s", v.unready()).hint("`weft explain volume %s` says what it waits for", v.Name)
+	}
+	for i := range v.Legs {
+		if over := s.baseUnder(&v.Legs[i]); over != "" {
+			return (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: fmt.Sprintf("%s: %v is in the extents of volume %s, which is not thin, and stays there", v.object(), &v.Legs[i], over)}).
+				hint("move its legs to other drives, where they are independent: `weft leg move %s %d.%d`", v.Name, v.Legs[i].Column, v.Legs[i].Copy)
+		}
+	}
+	return nil
+}
+
+// baseUnder names the volume that is not thin, and in the tree over whose leg another leg is; empty if there
+// is none.
+func (s *State) baseUnder(l *Leg) string {
+	if !l.mapped() || l.Tree.IsZero() || l.State == LegDeleting {
+		return ""
+	}
+	for id := range s.inTree.Get(l.Tree).Keys() {
+		if base := s.volumes.Get(id); base.leg(block.LegID{UUID: l.Tree}) != nil && !base.Thin {
+			return string(base.Name)
+		}
+	}
+	return ""
+}
+
+// mayInherit reports whether a leg may share something with legs of other volumes.
+func (l *Leg) mayInherit() bool { return l.mapped() && !l.Tree.IsZero() && l.State != LegDeleting }
+
+// wantedFlat says whether a leg is to be flattened, and whether nothing is copied at the moment.
+func (s *State) wantedFlat(v *Volume, l *Leg) (flatten, wait bool) {
+	flatten = v.flattening() && v.State == VolumeReady && l.mayInherit()
+	d := s.drives[l.Drive]
+	return flatten, flatten && d != nil && d.Full >= fullTrouble
+}
+
+// flat reports whether a leg needs nothing of other volumes' legs, as its target says.
+func (s *State) flat(l *Leg) bool {
+	if !l.mayInherit() {
+		return true
+	}
+	on := s.targets[l.Node]
+	return on != nil && on.legs.Get(l.ID).Flat
+}
+
+// settleFlattening notes that a volume has become independent.
+func (t *tx) settleFlattening(id block.VolumeID) {
+	v := t.peek(id)
+	if !v.flattening() || v.State != VolumeReady || slices.ContainsFunc(v.Legs, func(l Leg) bool { return !t.s.flat(&l) }) {
+		return
+	}
+	v = t.volume(id)
+	v.Flatten = &Flatten{Since: v.Flatten.Since, Ended: t.now.UTC()}
+	t.volumeEvent(v, event.Info, event.VolumeFlattened, "it shares nothing with other volumes any more")
+}
+
+// flattenView is Volume.Flatten for readers.
+func (s *State) flattenView(v *Volume) *Flatten {
+	if !v.flattening() {
+		return v.Flatten
+	}
+	view := *v.Flatten
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if s.flat(l) {
+			continue
+		}
+		if on := s.targets[l.Node]; on != nil {
+			view.Left += on.legs.Get(l.ID).FlatLeft
+		}
+		if why := s.flatWaitsFor(v, l); why != "" {
+			view.Waits = append(view.Waits, fmt.Sprintf("%v: %s", l, why))
+		}
+	}
+	return &view
+}
+
+// flatWaitsFor says what the flattening of a leg waits for; empty if it goes on.
+func (s *State) flatWaitsFor(v *Volume, l *Leg) string {
+	on, d := s.targets[l.Node], s.drives[l.Drive]
+	switch _, wait := s.wantedFlat(v, l); {
+	case on == nil || !on.status.Online:
+		return fmt.Sprintf("target %s is offline", l.Node)
+	case on.status.Level < flattenLevel:
+		return fmt.Sprintf("target %s is of an earlier version, which does not flatten", l.Node)
+	case wait:
+		return fmt.Sprintf("%s is nearly full, and what is left is kept for what hosts write", d.object())
+	case on.legs.Get(l.ID).FlatWaits != "":
+		return fmt.Sprintf("target %s: %s", l.Node, on.legs.Get(l.ID).FlatWaits)
+	}
+	return s.legWaitsFor(l)
+}
+
+// explainFlattening says how far a volume is on its way to being independent.
+func (s *State) explainFlattening(e *Explanation, v *Volume) {
+	x := s.flattenView(v)
+	switch {
+	case x == nil:
+		return
+	case !v.flattening():
+		e.Facts = append(e.Facts, fmt.Sprintf("it was flattened at %s: it needs nothing of the snapshot as which it began", x.Ended.Format(time.RFC3339)))
+		return
+	}
+	fact := "it is being flattened: what it shares with other volumes is copied"
+	if x.Left > 0 {
+		fact += fmt.Sprintf(", %s are left", x.Left.Short())
+	}
+	e.Facts = append(e.Facts, fact)
+	for _, why := range x.Waits {
+		e.Waits = append(e.Waits, "the flattening of "+why)
+	}
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if _, wait := s.wantedFlat(v, l); wait {
+			e.Actions = append(e.Actions, fmt.Sprintf("make room on %s, or move the leg: `weft leg move %s %d.%d`", s.drives[l.Drive].object(), v.Name, l.Column, l.Copy))
+		}
+	}
+}
+
 // ---- going back ----
 
 // A volume goes back to one of its snapshots while no host has it, in these steps. Each is durable before
@@ -1371,7 +1541,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 				e.Facts = append(e.Facts, fmt.Sprintf("%v: %s", l, s.baseWaitsFor(l)))
 			}
 		}
-		if v.CloneOf != "" {
+		if v.CloneOf != "" && (v.Flatten == nil || v.flattening()) {
 			e.Facts = append(e.Facts, fmt.Sprintf("it began as %s, and shares what neither has changed with it", v.CloneOf))
 		}
 		return

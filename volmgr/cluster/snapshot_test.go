@@ -44,9 +44,13 @@ type snapWorld struct {
 	back     map[block.VolumeID]bool
 	whole    map[block.LegID]bool
 	returned int
-	slow     int           // per cent of messages that wait
-	pace     time.Duration // the most that passes between two things that happen
-	seeds    int
+	// flat has legs that need nothing of others, and flattened counts the volumes that became so.
+	flat      map[block.LegID]int
+	flattened int
+	cloning   bool
+	slow      int           // per cent of messages that wait
+	pace      time.Duration // the most that passes between two things that happen
+	seeds     int
 }
 
 type snapTarget struct {
@@ -58,6 +62,7 @@ type snapTarget struct {
 	admitted   map[block.VolumeID]block.Epoch
 	generation uint64
 	down       bool
+	level      block.Level
 	noTrees    bool // it does not get to make trees over plain legs
 }
 
@@ -91,10 +96,10 @@ func newSnapWorldOf(t *testing.T, seed uint64, thin bool) *snapWorld {
 		targets: map[block.NodeName]*snapTarget{}, hosts: map[block.NodeName]*snapHost{}, legs: map[block.LegID]int{}, frozen: map[block.LegID]bool{},
 		history: map[block.VolumeID][]snapAck{},
 		acked:   map[block.VolumeID]int{}, begun: map[block.VolumeID]int{}, asked: map[block.VolumeID]int{}, taken: map[block.VolumeID]bool{},
-		back: map[block.VolumeID]bool{}, whole: map[block.LegID]bool{},
+		back: map[block.VolumeID]bool{}, whole: map[block.LegID]bool{}, flat: map[block.LegID]int{},
 	}
 	for name := range w.s.nodes {
-		w.targets[name] = &snapTarget{name: name, legs: map[block.LegID]WantedLeg{}, ready: map[block.LegID]bool{}, admitted: map[block.VolumeID]block.Epoch{}}
+		w.targets[name] = &snapTarget{name: name, level: block.KnownLevel, legs: map[block.LegID]WantedLeg{}, ready: map[block.LegID]bool{}, admitted: map[block.VolumeID]block.Epoch{}}
 	}
 	for _, name := range []block.NodeName{"c1", "c2"} {
 		w.hosts[name] = &snapHost{name: name, boot: 1, volumes: map[block.VolumeID]WantedAttachment{}, holds: map[string]time.Time{}, writing: map[block.VolumeID]*snapWrite{}}
@@ -212,6 +217,7 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 		}
 		was := t.legs[l.Leg]
 		t.legs[l.Leg] = l
+		w.flatten(t, l)
 		if l.Origin.Restore {
 			if was.Revision < l.Revision { // its label is not prepared
 				t.ready[l.Leg] = false
@@ -275,7 +281,7 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		d = w.s.drives[id]
 	}
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
-	r := TargetReport{Node: t.name, BootID: "1", Level: block.KnownLevel, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
+	r := TargetReport{Node: t.name, BootID: "1", Level: t.level, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
 	for id, l := range t.legs {
 		img, based := l.Image, l.Kind == image.Based && !t.noTrees
 		if img.Kind == image.Based {
@@ -285,6 +291,11 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		made := LegReport{Leg: id, Ready: t.ready[id], Size: l.Size}
 		if made.Ready {
 			made.Zeroed = l.Size
+		}
+		if l.Flatten && t.level >= flattenLevel {
+			if made.Flat = w.flat[id] >= copies; !made.Flat {
+				made.FlatLeft = block.Size(copies-w.flat[id]) * block.GiB
+			}
 		}
 		r.Legs = append(r.Legs, made)
 	}
@@ -473,6 +484,7 @@ func (w *snapWorld) check() {
 	w.t.Helper()
 	for _, v := range w.s.volumes.All() {
 		w.checkBack(v)
+		w.checkFlat(v)
 	}
 	groups := map[string]map[block.VolumeID]int{}
 	for id, v := range w.s.volumes.All() {
@@ -543,6 +555,10 @@ func (w *snapWorld) ackedBefore(v block.VolumeID, x int) (newest int) {
 
 // act does one thing at random.
 func (w *snapWorld) act() {
+	if w.cloning && w.rng.IntN(50) == 0 {
+		w.clones()
+		return
+	}
 	volume := []string{"db1", "db2"}[w.rng.IntN(2)]
 	host := w.hosts[[]block.NodeName{"c1", "c2"}[w.rng.IntN(2)]]
 	target := w.targets[slices.Sorted(maps.Keys(w.targets))[w.rng.IntN(3)]]

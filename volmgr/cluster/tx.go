@@ -206,6 +206,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 		return
 	}
 	t.settleRestoring(id)
+	t.settleFlattening(id)
 	t.settleDraining(id)
 	t.settleSuspects(id)
 	t.settleFormerHosts(id)

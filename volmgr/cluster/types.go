@@ -313,6 +313,9 @@ type Volume struct {
 	Snapshot *SnapshotOf      `json:"snapshot,omitempty"`
 	CloneOf  block.VolumeName `json:"clone_of,omitempty"`
 	Failed   string           `json:"failed,omitempty"`
+	// Flatten is that the volume was to be made independent of the snapshot as which it began; nil: it was
+	// not. It is never changed in place.
+	Flatten *Flatten `json:"flatten,omitempty"`
 	// Restoring is how far the volume is on its way back to a snapshot; nil: it is not. It is never
 	// changed in place.
 	Restoring *Restoring `json:"restoring,omitempty"`

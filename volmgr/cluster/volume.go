@@ -49,9 +49,12 @@ func (v *Volume) nodes() []block.NodeName {
 	return slices.Compact(all)
 }
 
+// changing reports whether its legs grow, or are being made independent of others.
+func (v *Volume) changing() bool { return v.ExpandingTo != 0 || v.flattening() }
+
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if !v.usable() || v.ExpandingTo != 0 || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based }) {
+	if !v.usable() || v.changing() || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based }) {
 		return true
 	}
 	if len(v.Shared) > 0 {

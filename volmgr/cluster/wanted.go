@@ -76,7 +76,9 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 		size = min(size, l.Capacity())
 	}
 	img, tree := l.toldImage()
+	flatten, wait := s.wantedFlat(v, &l)
 	return WantedLeg{
+		Flatten: flatten, FlattenWait: wait,
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
 		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.overBase(&l)) == 0,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: v.origin(&l),

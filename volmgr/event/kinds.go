@@ -49,7 +49,9 @@ const (
 	VolumeHealing    = "volume.healing"   // a host copies to the legs of a detached volume
 	HealingEnded     = "volume.healing-ended"
 	VolumeWentBack   = "volume.restored"
-	VolumeSealed     = "volume.sealed"         // no host writes it any more
+	VolumeSealed     = "volume.sealed"     // no host writes it any more
+	VolumeFlattening = "volume.flattening" // it is made independent of what it began as
+	VolumeFlattened  = "volume.flattened"
 	RestoreFailed    = "volume.restore-failed" // it is unchanged
 	VolumeUpdated    = "volume.updated"
 	VolumeFormatted  = "volume.formatted"
