@@ -210,6 +210,7 @@ func TestTablesAndJSONStayAsTheyAre(t *testing.T) {
 		"clone": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {
 			v := api.(*stub).volume
 			v.Name, v.Thin, v.UsedBytes, v.Attachment, v.CloneOf = "c1", true, 1<<30, nil, "db1@mon"
+			v.Flattening = &pb.Flattening{LeftBytes: 12 << 30, WaitsFor: []string{"leg 0.1 on t2: target t2 is offline"}}
 			return runVolumeDescribe(ctx, api, "c1", out)
 		},
 		"attachments": func(ctx context.Context, api pb.ManagerClient, out *cli.Output) error {

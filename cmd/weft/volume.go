@@ -26,7 +26,7 @@ import (
 
 func newVolume(g *cli.Globals) *cobra.Command {
 	return cli.Group("volume", "Manage volumes: the block devices that users ask for",
-		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeScrub(g), newVolumeSeal(g), newVolumeSet(g), snapshot.NewRestore(g), archive.NewImport(g, archives), newVolumeDelete(g), newVolumePromoteStale(g))
+		newVolumeCreate(g), g.Watched(newVolumeList(g)), newVolumeDescribe(g), newVolumeExpand(g), newVolumeFlatten(g), newVolumeScrub(g), newVolumeSeal(g), newVolumeSet(g), snapshot.NewRestore(g), archive.NewImport(g, archives), newVolumeDelete(g), newVolumePromoteStale(g))
 }
 
 // sizeFlag is a block.Size on the command line.
@@ -408,6 +408,7 @@ func origin(v *pb.Volume) (all []string) {
 	if v.GetCloneOf() != "" {
 		all = append(all, "clone of", v.GetCloneOf())
 	}
+	all = append(all, flattening(v)...)
 	if v.GetRestoringTo() != "" {
 		all = append(all, "goes back to", v.GetRestoringTo())
 	}

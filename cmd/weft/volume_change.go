@@ -306,6 +306,61 @@ func toCopy(v *pb.Volume) string {
 	return fmt.Sprintf("; legs that its host copies now: %d", n)
 }
 
+func newVolumeFlatten(g *cli.Globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "flatten VOLUME",
+		Short: "Make a clone independent of the snapshot that it began as",
+		Long: `Make a clone independent of the snapshot that it began as. What it shares with
+other volumes is copied by its targets, at 100 MiB/s per copy at most, while hosts
+use it; what is zeroes takes no space. The snapshots of the clone are independent
+with it. Then the snapshot that it began as can be deleted, and its space comes
+free.
+
+The command returns at once. It goes on through restarts, and once a target that
+is away is back. It never takes the last space of a drive: on one that is nearly
+full it waits. 'weft volume describe' shows how far it is, and 'weft explain volume'
+what it waits for.`,
+		Example:           "  weft volume flatten c1\n  weft volume describe c1",
+		Args:              cli.Takes("VOLUME"),
+		ValidArgsFunction: g.CompleteVolumes,
+		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			return runVolumeFlatten(ctx, api, args[0], out)
+		}),
+	}
+}
+
+func runVolumeFlatten(ctx context.Context, api pb.ManagerClient, volume string, out *cli.Output) error {
+	v, err := api.FlattenVolume(ctx, &pb.FlattenVolumeRequest{Volume: volume})
+	if err != nil {
+		return err
+	}
+	if v.GetFlattening().GetEnded() != nil {
+		out.Say("volume %s shares nothing with the snapshot that it began as", v.GetName())
+	} else {
+		out.Say("volume %s is being flattened: `weft volume describe %s` shows how far it is", v.GetName(), v.GetName())
+	}
+	return out.Print(v, nil)
+}
+
+// flattening says how far a clone is from being independent; nothing if that was not asked for.
+func flattening(v *pb.Volume) []string {
+	x := v.GetFlattening()
+	if x == nil {
+		return nil
+	}
+	if at := x.GetEnded(); at != nil {
+		return []string{"flattened", at.AsTime().UTC().Format(time.RFC3339)}
+	}
+	text := "under way"
+	if x.GetLeftBytes() > 0 {
+		text = cli.Size(x.GetLeftBytes()) + " left"
+	}
+	if waits := x.GetWaitsFor(); len(waits) > 0 {
+		text += "; " + strings.Join(waits, "; ")
+	}
+	return []string{"flattening", text}
+}
+
 func newVolumeSeal(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "seal VOLUME",

@@ -127,6 +127,14 @@ var volumeChanges = []*action{{
 		return fmt.Sprintf("Volume %s is detached by force.", v["object"]), err
 	},
 }, {
+	name: "volume-flatten", title: "Flatten", button: "Flatten", kind: "volume", method: pb.Manager_FlattenVolume_FullMethodName,
+	about:   "What the volume shares with the snapshot that it began as is copied while it is used. Then it needs that no longer.",
+	command: "weft volume flatten {object}",
+	do: func(ctx context.Context, c Clients, v map[string]string) (string, error) {
+		_, err := c.Manager.FlattenVolume(ctx, &pb.FlattenVolumeRequest{Volume: v["object"]})
+		return fmt.Sprintf("Volume %s is being flattened.", v["object"]), err
+	},
+}, {
 	name: "volume-seal", title: "Seal", button: "Seal", kind: "volume", danger: true, method: pb.Manager_SealVolume_FullMethodName,
 	about:   "No host ever writes the volume again, and any number of hosts can read it. A seal cannot be taken back.",
 	command: "weft volume seal {object}",

@@ -748,6 +748,28 @@ func TestSnapshotsAreShownAndTaken(t *testing.T) {
 	}
 }
 
+func TestACloneIsFlattened(t *testing.T) {
+	w := loggedIn(t, person(access.Operator))
+	if _, text := w.get("/volumes/db1"); strings.Contains(text, "/do/volume-flatten") {
+		t.Error("a volume that is no clone can be flattened")
+	}
+	w.change("cloned", func() { w.volume.CloneOf = "db0@mon" })
+	w.console.read.forget()
+	if _, text := w.get("/volumes/db1"); !strings.Contains(text, "/do/volume-flatten") {
+		t.Errorf("a clone cannot be flattened:\n%s", text)
+	}
+	w.post("/do/volume-flatten", url.Values{"object": {"db1"}, "back": {"/volumes/db1"}}, nil)
+	_, text := w.get("/volumes/db1")
+	for _, want := range []string{"weft volume flatten db1", "Volume db1 is being flattened.", "not yet: 3GiB are left"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not have %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, `action="/do/volume-flatten`) {
+		t.Error("it can be flattened again")
+	}
+}
+
 func TestAVolumeIsSealedAndIsThenOnlyRead(t *testing.T) {
 	w := loggedIn(t, person(access.Operator))
 	if _, text := w.get("/volumes/db1"); strings.Contains(text, "/do/volume-seal") {

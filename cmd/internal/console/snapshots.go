@@ -123,5 +123,20 @@ func originFacts(v *pb.Volume) (all []fact) {
 	if of := v.GetSnapshot(); of != nil {
 		all = append(all, fact{"Snapshot of", of.GetVolumeName()}, fact{"Taken", when(of.GetTaken())})
 	}
-	return append(all, fact{"Clone of", v.GetCloneOf()}, fact{"Goes back to", v.GetRestoringTo()})
+	return append(all, fact{"Clone of", v.GetCloneOf()}, fact{"Flattened", flattened(v.GetFlattening())}, fact{"Goes back to", v.GetRestoringTo()})
+}
+
+// flattened says how far a clone is from being independent of what it began as; empty if that was not asked for.
+func flattened(x *pb.Flattening) string {
+	switch {
+	case x == nil:
+		return ""
+	case x.GetEnded() != nil:
+		return when(x.GetEnded())
+	case len(x.GetWaitsFor()) > 0:
+		return "not yet; it waits: " + strings.Join(x.GetWaitsFor(), "; ")
+	case x.GetLeftBytes() > 0:
+		return "not yet: " + cli.Size(x.GetLeftBytes()) + " are left"
+	}
+	return "not yet"
 }

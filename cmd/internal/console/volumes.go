@@ -205,6 +205,15 @@ func legRows(v *pb.Volume, drives []*pb.Drive, answers reach, io rates) (rows []
 
 // volumeActions are the actions that make sense for a volume now.
 func volumeActions(v *pb.Volume) []string {
+	all := lifeActions(v)
+	if v.GetCloneOf() != "" && v.GetFlattening() == nil && v.GetState() == pb.VolumeState_VOLUME_STATE_READY {
+		all = append(all, "volume-flatten")
+	}
+	return all
+}
+
+// lifeActions are those that any volume may have.
+func lifeActions(v *pb.Volume) []string {
 	switch {
 	case v.GetState() == pb.VolumeState_VOLUME_STATE_DELETING, v.GetSnapshot() != nil:
 		return nil

@@ -263,6 +263,16 @@ func (m *manager) RestoreVolume(_ context.Context, r *pb.RestoreVolumeRequest) (
 	return m.volume, nil
 }
 
+func (m *manager) FlattenVolume(context.Context, *pb.FlattenVolumeRequest) (*pb.Volume, error) {
+	leave, err := m.enter("FlattenVolume")
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	m.volume.Flattening = &pb.Flattening{Since: at(0), LeftBytes: 3 << 30}
+	return m.volume, nil
+}
+
 func (m *manager) SealVolume(context.Context, *pb.SealVolumeRequest) (*pb.Volume, error) {
 	leave, err := m.enter("SealVolume")
 	if err != nil {
