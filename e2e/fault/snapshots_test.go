@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/engine/history"
+	"weft.dev/weft/target/treecheck"
 )
 
 // archive takes snapshots of the volumes of a life, alone and in groups, makes clones of snapshots
@@ -641,7 +642,7 @@ func (k *archive) readAll(p *picture, d *export) (numbers []uint64, err error) {
 
 // tend makes, moves or deletes something.
 func (k *archive) tend(random *rand.Rand) {
-	switch random.IntN(10) {
+	switch random.IntN(11) {
 	case 0, 1:
 		k.clone(random)
 	case 2, 3:
@@ -650,11 +651,101 @@ func (k *archive) tend(random *rand.Rand) {
 		k.deleteClone(random)
 	case 5, 6:
 		k.restore(random)
+	case 7:
+		k.flatten(random)
 	default:
 		if p := k.pick(random, func(*picture) bool { return true }); p != nil {
 			k.deletePicture(p)
 		}
 	}
+}
+
+// flatten has a clone made independent of what it began as, and does not wait for it.
+func (k *archive) flatten(random *rand.Rand) {
+	k.mu.Lock()
+	all := slices.DeleteFunc(slices.Sorted(maps.Keys(k.volumes)), func(n block.VolumeName) bool { return n == second })
+	k.mu.Unlock()
+	if len(all) == 0 {
+		return
+	}
+	name := all[random.IntN(len(all))]
+	end, ok := k.begun("flatten %s", name)
+	if !ok {
+		return
+	}
+	defer end()
+	k.until(100*time.Millisecond, func(ctx context.Context) (bool, error) {
+		_, err := k.api.FlattenVolume(ctx, &pb.FlattenVolumeRequest{Volume: string(name)})
+		if refuses(err) {
+			k.cluster.did("%s: %v", name, err)
+			return true, nil
+		}
+		if err == nil {
+			k.cluster.did("%s is to be flattened", name)
+			k.count("flattened")
+		}
+		return true, err
+	})
+}
+
+// flat waits until the clones that were to be flattened are, and finds one whose layers are over others.
+func (k *archive) flat() {
+	k.cluster.t.Helper()
+	k.cluster.eventually("all is flattened that is to be", func(ctx context.Context) error {
+		list, err := k.api.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true})
+		if err != nil {
+			return err
+		}
+		for _, v := range list.GetVolumes() {
+			if v.GetFlattening() == nil {
+				continue
+			}
+			if v.GetState() == pb.VolumeState_VOLUME_STATE_READY && v.GetFlattening().GetEnded() == nil {
+				return fmt.Errorf("%s is not flat: %v", v.GetName(), v.GetFlattening())
+			}
+			if err := k.cluster.needsNothing(v, list.GetVolumes()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// needsNothing finds a layer of a volume that is over one of another volume.
+func (c *cluster) needsNothing(v *pb.Volume, all []*pb.Volume) error {
+	own := map[string]bool{}
+	for _, x := range all {
+		for _, l := range x.GetLegs() {
+			if x.GetId() == v.GetId() || x.GetSnapshot().GetVolumeId() == v.GetId() {
+				own[l.GetId()] = true
+			}
+		}
+	}
+	for _, h := range c.targets {
+		trees, err := treesOn(h.platter.file)
+		if err != nil {
+			return err
+		}
+		for _, t := range trees {
+			layers := map[uint32]treecheck.Layer{}
+			for _, l := range t.Layers {
+				layers[l.ID] = l
+			}
+			for _, leg := range v.GetLegs() {
+				for _, l := range t.Layers {
+					if l.Object.String() != leg.GetId() || leg.GetState() == pb.LegState_LEG_STATE_DELETING {
+						continue
+					}
+					for at := l; at.Parent != 0; at = layers[at.Parent] {
+						if p := layers[at.Parent]; !own[p.Object.String()] && p.State != "doomed" {
+							return fmt.Errorf("%s: %s is flattened, and its layer %d is over %d of leg %v", h.name, v.GetName(), l.ID, p.ID, p.Object)
+						}
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (k *archive) deletePicture(p *picture) {
@@ -1014,6 +1105,7 @@ func (k *archive) clear() {
 	c.t.Helper()
 	k.rest()
 	c.resume()
+	k.flat()
 	c.did("all snapshots and clones are deleted")
 	random := rand.New(rand.NewPCG(1, 1))
 	k.mu.Lock()
