@@ -102,6 +102,7 @@ func makePlan(s seen, w wanted, legDir string, portals []block.Portal) plan {
 	}
 	for id, d := range s.drives {
 		p.space(id, d)
+		p.endFlattening(id, d)
 	}
 	for _, l := range w.legs {
 		p.leg(l)

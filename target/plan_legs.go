@@ -68,19 +68,12 @@ func (p *planner) leg(w wantedLeg) {
 	p.flatten(w, have, record, report)
 }
 
-// flatten says how far a leg is from needing nothing of other volumes' legs, and orders what is missing. One
-// that is going back to a snapshot is not there yet.
+// flatten says how far a leg is from needing nothing of other volumes' legs, and orders that it be
+// done; endFlattening has it stopped. One that is going back to a snapshot is not there yet.
 func (p *planner) flatten(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
 	tree, open := d.trees[record.GetTreeId()]
 	if !open || !drive.Mapped(record) || tree.Err != "" || record.GetRevision() != w.GetRevision() {
 		return
-	}
-	order := flattenLegs{drive: w.drive, volume: w.volume, tree: record.GetTreeId()}
-	now := tree.Flattening[w.volume]
-	if !w.GetFlatten() || w.GetFlattenWait() {
-		if order.stop = true; now.Busy {
-			p.order(order)
-		}
 	}
 	if !w.GetFlatten() {
 		return
@@ -89,9 +82,10 @@ func (p *planner) flatten(w wantedLeg, d driveSeen, record *pb.LegLabel, report 
 	if report.Flat {
 		return
 	}
+	now := tree.Flattening[w.volume]
 	report.FlatteningBytes, report.FlatteningWaitsFor = uint64(now.Left), now.Waits
-	if !now.Busy && !order.stop {
-		p.order(order)
+	if !now.Busy && !w.GetFlattenWait() {
+		p.order(flattenLegs{drive: w.drive, volume: w.volume, tree: record.GetTreeId()})
 	}
 }
 

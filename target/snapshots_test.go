@@ -520,6 +520,29 @@ const (
 	basedKind = pb.ImageKind_IMAGE_KIND_BASED
 )
 
+// flatteningPlan is the plan for a tree with the legs of volumes 1 and 2, on a drive of 1 GiB.
+func flatteningPlan(tree userspace.TreeSeen, reserve uint32, change func(w wish, legs []*pb.LegLabel)) plan {
+	w := want().leg(1, 1, 1, 1).leg(2, 1, 1, 2).thin()
+	legs := []*pb.LegLabel{w.recorded(0, true), w.recorded(1, true)}
+	change(w, legs)
+	l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: block.GiB, Legs: legs, Trees: []*pb.TreeLabel{{TreeId: treeID, Extents: []*pb.Extent{{Start: 0, Count: 1}}, Formatted: true}}}
+	if reserve > 0 {
+		l.Reserve = []*pb.Extent{{Start: 1, Count: reserve}}
+	}
+	trees := map[string]userspace.TreeSeen{treeID: tree}
+	return makePlan(seen{drives: map[block.DriveID]driveSeen{driveID(1): {label: l, trees: trees}}}, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
+}
+
+// ordersOf is the orders of one kind.
+func ordersOf[T order](p plan) (all []string) {
+	for _, o := range p.orders {
+		if _, ok := o.(T); ok {
+			all = append(all, o.String())
+		}
+	}
+	return all
+}
+
 // A leg that is to be flattened is reported as flat when neither it nor a snapshot of its volume is over
 // another's layer in its tree; until then its target is at it, unless it is told to wait.
 func TestALegThatIsFlattenedIsPlanned(t *testing.T) {
@@ -545,28 +568,73 @@ func TestALegThatIsFlattenedIsPlanned(t *testing.T) {
 		"not in its tree":     {flatten: true, layers: alone[:1], want: "flatten volume"},
 		"of another revision": {flatten: true, old: true, layers: alone},
 	} {
-		w := want().leg(1, 1, 1, 1).leg(2, 1, 1, 2).thin()
-		w.Legs[1].Flatten, w.Legs[1].FlattenWait = c.flatten, c.wait
-		legs := []*pb.LegLabel{w.recorded(0, true), w.recorded(1, true)}
-		if c.old {
-			legs[1].Revision--
-		}
-		volume, _ := block.ParseVolumeID(w.Legs[1].GetVolume().GetVolumeId())
-		tree := userspace.TreeSeen{Free: block.GiB, Layers: c.layers, Flattening: map[block.VolumeID]userspace.Flattening{volume: c.now}}
-		l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: block.GiB, Legs: legs, Trees: []*pb.TreeLabel{{TreeId: treeID, Extents: []*pb.Extent{{Start: 0, Count: 1}}, Formatted: true}}, Reserve: []*pb.Extent{{Start: 1, Count: 2}}}
-		p := makePlan(seen{drives: map[block.DriveID]driveSeen{driveID(1): {label: l, trees: map[string]userspace.TreeSeen{treeID: tree}}}}, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
-		var orders []string
-		for _, o := range p.orders {
-			if _, ok := o.(flattenLegs); ok {
-				orders = append(orders, o.String())
+		tree := userspace.TreeSeen{Free: block.GiB, Layers: c.layers, Flattening: map[block.VolumeID]userspace.Flattening{volumeID(2): c.now}}
+		p := flatteningPlan(tree, 2, func(w wish, legs []*pb.LegLabel) {
+			if w.Legs[1].Flatten, w.Legs[1].FlattenWait = c.flatten, c.wait; c.old {
+				legs[1].Revision--
 			}
-		}
+		})
+		orders := ordersOf[flattenLegs](p)
 		r := p.legs[len(p.legs)-1]
 		if c.want == "" && len(orders) > 0 || c.want != "" && (len(orders) != 1 || !strings.HasPrefix(orders[0], c.want)) || r.GetFlat() != c.flat {
 			t.Errorf("%s: orders %q, want %q; %v", name, orders, c.want, r)
 		}
 		if c.flatten && !c.flat && !c.old && (r.GetFlatteningBytes() != uint64(c.now.Left) || r.GetFlatteningWaitsFor() != c.now.Waits) {
 			t.Errorf("%s: reported as %v", name, r)
+		}
+	}
+}
+
+// What is being flattened is stopped when no leg of its volume is to be flattened in that tree any more: the
+// volume was deleted and its snapshots are still there, or its leg has moved away.
+func TestAFlatteningThatNobodyWantsIsStopped(t *testing.T) {
+	busy := userspace.Flattening{Busy: true, Left: block.TiB}
+	for name, c := range map[string]struct {
+		volume  block.VolumeID
+		now     userspace.Flattening
+		removed bool
+		stopped int
+	}{
+		"wanted":                      {volumeID(2), busy, false, 0},
+		"its leg is being removed":    {volumeID(2), busy, true, 1},
+		"the volume has no leg":       {volumeID(9), busy, false, 1},
+		"the volume has no leg, over": {volumeID(9), userspace.Flattening{}, false, 0},
+	} {
+		layers := []mapped.Layer{{ID: 1, Object: legID(1).UUID, State: mapped.StateFrozen}, {ID: 2, Parent: 1, Object: legID(2).UUID, State: mapped.StateOpen}}
+		tree := userspace.TreeSeen{Free: block.GiB, Layers: layers, Flattening: map[block.VolumeID]userspace.Flattening{volumeID(2): busy, c.volume: c.now}}
+		p := flatteningPlan(tree, 2, func(w wish, _ []*pb.LegLabel) { w.Legs[1].Flatten, w.Legs[1].Remove = true, c.removed })
+		if orders := ordersOf[flattenLegs](p); len(orders) != c.stopped || len(orders) == 1 && orders[0] != "stop flattening volume "+c.volume.String()+" in tree "+treeID {
+			t.Errorf("%s: %q", name, orders)
+		}
+	}
+}
+
+// Hosts get the last of a drive's reserve, flattening does not. What flattening leaves in a tree by itself
+// gives nobody more.
+func TestFlatteningLeavesTheReserveToHosts(t *testing.T) {
+	waits, goesOn := userspace.Flattening{Busy: true, Full: true}, userspace.Flattening{Busy: true}
+	for name, c := range map[string]struct {
+		free    block.Size
+		now     userspace.Flattening
+		reserve uint32
+		grows   bool
+	}{
+		"flattening waits, and there is enough": {userspace.FlattenSpare - block.MiB, waits, 2, true},
+		"flattening waits for the last":         {userspace.FlattenSpare - block.MiB, waits, 1, false},
+		"it waits no longer":                    {userspace.FlattenSpare - block.MiB, goesOn, 2, false},
+		"it was given up":                       {userspace.FlattenSpare - block.MiB, userspace.Flattening{Full: true}, 2, false},
+		"hosts write":                           {lowSpace - block.MiB, waits, 1, true},
+		"hosts write, and nothing is left":      {lowSpace - block.MiB, waits, 0, false},
+	} {
+		tree := userspace.TreeSeen{Free: c.free, Flattening: map[block.VolumeID]userspace.Flattening{volumeID(2): c.now}}
+		p := flatteningPlan(tree, c.reserve, func(w wish, _ []*pb.LegLabel) { w.Legs[1].Flatten = true })
+		if orders := ordersOf[growTree](p); (len(orders) == 1) != c.grows {
+			t.Errorf("%s: %q", name, orders)
+		}
+	}
+	for size, left := range map[block.Size]uint64{block.GiB: 1, 10 * block.GiB: 1, 20 * block.GiB: 2, block.TiB: 20} {
+		if got := hostsReserve(&drive.Label{Size: size}); got != left {
+			t.Errorf("of a drive of %v it leaves %d extents", size, got)
 		}
 	}
 }

@@ -4,6 +4,7 @@ package target
 
 import (
 	"fmt"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -21,6 +22,42 @@ const (
 	hungryExtents = 2
 )
 
+// hostsReserve is how many extents of a drive's reserve are for what hosts write, also while no manager
+// answers: flattening leaves them. It is half of what a manager gives, and a manager gives more when no more
+// than that is left.
+func hostsReserve(l *drive.Label) uint64 {
+	n := uint64(drive.Extents(l.Size))
+	return max(n/200, min(2, n/32), 1)
+}
+
+// flattensFor reports whether a volume is being flattened in a tree, and waits for space.
+func flattensFor(tree userspace.TreeSeen) bool {
+	for _, f := range tree.Flattening {
+		if f.Busy && f.Full {
+			return true
+		}
+	}
+	return false
+}
+
+// endFlattening stops what is being flattened on a drive and is not to be, for whatever reason: its leg may
+// have been freed, while those of the volume's snapshots are still there.
+func (p *planner) endFlattening(id block.DriveID, d driveSeen) {
+	if p.unusable(d) != "" {
+		return
+	}
+	for name, tree := range d.trees {
+		for volume, f := range tree.Flattening {
+			wanted := slices.ContainsFunc(p.want.legs, func(w wantedLeg) bool {
+				return w.drive == id && w.volume == volume && !w.GetRemove() && w.GetFlatten() && !w.GetFlattenWait() && legRecord(d.label, w.id).GetTreeId() == name
+			})
+			if f.Busy && !wanted {
+				p.order(flattenLegs{drive: id, volume: volume, tree: name, stop: true})
+			}
+		}
+	}
+}
+
 // space orders what the trees of a drive need, and what they can do without. No manager is asked.
 func (p *planner) space(id block.DriveID, d driveSeen) {
 	if p.unusable(d) != "" {
@@ -36,7 +73,7 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 		case !open || tree.Err != "":
 		case tree.Full && reserve:
 			p.order(growTree{id, t.GetTreeId(), has + hungryExtents, hungryExtents})
-		case tree.Free < lowSpace && reserve:
+		case tree.Free < lowSpace && reserve, flattensFor(tree) && drive.CountExtents(d.label.Reserve) > hostsReserve(d.label):
 			p.order(growTree{id, t.GetTreeId(), has + 1, 1})
 		case tree.Empty+tree.Pending > 0 && tree.Free+tree.Pending >= keepFree+block.ExtentSize:
 			p.order(shrinkTree{id, t.GetTreeId()})

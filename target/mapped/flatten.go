@@ -3,7 +3,9 @@
 package mapped
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 
@@ -39,9 +41,10 @@ func Inheriting(layers []Layer, own func(object block.UUID) bool) uint32 {
 
 // Flatten copies to the layers of some objects what they read from others' layers, so that they need
 // those no longer, while I/O goes on. The objects are those of a volume and of its snapshots; owned is asked
-// whenever Flatten looks for a layer, since there may be others by then. Before each chunk pace is called with the bytes that are about to be copied, and with
-// those that are left, these included. If Flatten is cut off, the next one goes on from there. Without
-// space it fails with an error that is block.ErrFull.
+// whenever Flatten looks for a layer, since there may be others by then. Before each chunk pace is called
+// with the bytes that are about to be copied, and with those that are left, these included. If Flatten is
+// cut off, the next one goes on from there. What cannot be read does not keep it from what is behind; in
+// the end it fails with the first such error. Without space it fails with an error that is block.ErrFull.
 func (t *Tree) Flatten(ctx context.Context, owned func() func(object block.UUID) bool, pace func(ctx context.Context, n, left int64) error) error {
 	for {
 		t.admin.Lock()
@@ -60,10 +63,16 @@ func (t *Tree) Flatten(ctx context.Context, owned func() func(object block.UUID)
 // be changed.
 func (t *Tree) Kin() []Layer { return *t.kin.Load() }
 
+// unreadError is the failure to read what was to be copied.
+type unreadError struct{ error }
+
+func (e *unreadError) Unwrap() error { return e.error }
+
 // flatten makes all that a layer reads its own. If the layer is deleted meanwhile, there may be another
 // one that needs it.
 func (t *Tree) flatten(ctx context.Context, id uint32, pace func(ctx context.Context, n, left int64) error) error {
 	chunks, left := t.inheritedBy(id)
+	var unread *unreadError // the first
 	for chunk := range chunks {
 		n := t.inheritedIn(id, chunk)
 		if n == 0 {
@@ -72,10 +81,16 @@ func (t *Tree) flatten(ctx context.Context, id uint32, pace func(ctx context.Con
 		if err := pace(ctx, n, max(left, n)); err != nil {
 			return err
 		}
-		if err := t.flattenChunk(id, chunk); err != nil {
+		err := t.flattenChunk(id, chunk)
+		if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+			unread = cmp.Or(unread, failed)
+		} else if err != nil {
 			return err
 		}
 		left -= n
+	}
+	if unread != nil {
+		return unread
 	}
 	return t.part(id)
 }
@@ -177,7 +192,9 @@ func (t *Tree) borrow(all []lent) (data []byte, grains uint64, err error) {
 		for left := from.grains; left != 0 && err == nil; {
 			m, a, b := run(left)
 			left &^= m
-			err = block.ReadAt(t.below, data[a:b], from.at+a)
+			if err = block.ReadAt(t.below, data[a:b], from.at+a); err != nil {
+				err = &unreadError{err}
+			}
 		}
 		t.releaseSource(from.slot)
 		grains |= from.grains

@@ -3,10 +3,12 @@
 package mapped
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -230,6 +232,68 @@ func TestFlatteningWaitsForSpace(t *testing.T) {
 			t.Errorf("the clone has %+v", u)
 		}
 		agree(t, tree)
+	})
+}
+
+// What cannot be read stays where it is, and the clone over it; all else is copied. When it can be read, or
+// was written anew, it is over.
+func TestWhatCannotBeReadIsNotFlattened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &drive{size: testSize, at: true, img: newImage(nil)}
+		tree, clone := family(t, d)
+		want, reads := whole(t, clone), 0
+		d.broken = func(io *block.IO) error {
+			if io.Op != block.OpRead || io.Len < GrainSize {
+				return nil
+			}
+			if reads++; reads == 1 {
+				return errors.New("a bad sector")
+			}
+			return nil
+		}
+		if err := tree.Flatten(t.Context(), these(3, 4), unpaced); err == nil || !strings.Contains(err.Error(), "a bad sector") || tree.Err() != nil {
+			t.Fatalf("Flatten = %v, the tree: %v", err, tree.Err())
+		}
+		id := Inheriting(tree.Kin(), has(3, 4))
+		if _, left := tree.inheritedBy(id); id == 0 || left != 2*ChunkSize-GrainSize {
+			t.Errorf("layer %d reads %d bytes from others: all of chunk 0 but what was discarded, and the zeroes of chunk 4, are %d", id, left, 2*ChunkSize-GrainSize)
+		}
+		must(t, tree.Flatten(t.Context(), these(3, 4), unpaced))
+		if id := Inheriting(tree.Kin(), has(3, 4)); id != 0 {
+			t.Errorf("layer %d is over another's", id)
+		}
+		if got := whole(t, clone); !bytes.Equal(got, want) {
+			t.Error("the clone reads otherwise")
+		}
+		agree(t, tree)
+	})
+}
+
+// On a volatile drive, what was discarded is free after a flush. Who asks for so much room has it flushed, and
+// only then.
+func TestRoomIsThereAfterAFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &drive{size: testSize, volatile: true, base: newImage(nil)}
+		d.img = newImage(d.base)
+		tree, err := Format(testPlace(d), id(1), 1<<30, nil)
+		must(t, err)
+		leg, err := tree.Leg(id(1))
+		must(t, err)
+		must(t, block.WriteAt(leg, tagged(1, 4<<20/sector), 0))
+		must(t, block.Flush(leg))
+		must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Off: 0, Len: 4 << 20}))
+		s := tree.Space()
+		if s.Pending == 0 {
+			t.Fatal("nothing waits for a flush")
+		}
+		for _, least := range []block.Size{s.Free, s.Free + s.Pending + 1} {
+			if free, err := tree.Room(least); err != nil || free != s.Free || tree.Space().Pending != s.Pending {
+				t.Errorf("Room(%v) = %v, %v; %v is free, and %v after a flush", least, free, err, s.Free, s.Pending)
+			}
+		}
+		if free, err := tree.Room(s.Free + s.Pending); err != nil || free != s.Free+s.Pending {
+			t.Errorf("Room = %v, %v, after a flush %v", free, err, s.Free+s.Pending)
+		}
 	})
 }
 

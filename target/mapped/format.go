@@ -162,7 +162,8 @@ type Layer struct {
 	State  State
 	Object block.UUID // the leg whose head it is, or the snapshot
 	Size   block.Size
-	// Frozen is the sequence number when the layer was frozen: its records were written before.
+	// Frozen is the sequence number when the layer was frozen. Its records were written before, but for
+	// those that were moved here since: it was flattened, or a layer below it was deleted.
 	Frozen uint64
 	// Base says that what neither this layer nor one over it decides is in the base. The layer has no
 	// parent.

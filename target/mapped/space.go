@@ -132,6 +132,13 @@ func (s *space) fill(e int, free [slotCount / 64]uint64) {
 	s.tell()
 }
 
+// room returns what is free, and what will be after a flush.
+func (s *space) room() (free, pending block.Size) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return block.Size(s.chunks) * ChunkSize, block.Size(len(s.quarantine)) * ChunkSize
+}
+
 func (s *space) takeQuarantine() []uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -32,6 +32,19 @@ func (t *Tree) Space() Space {
 	return s
 }
 
+// Room returns how much is free, at least as far as least: if less than that is, but more would be after a
+// flush of the drive, the drive is flushed first. It is cheap otherwise. An error of the drive stops the tree.
+func (t *Tree) Room(least block.Size) (block.Size, error) {
+	free, pending := t.space.room()
+	if free < least && free+pending >= least {
+		if err := t.flush(); err != nil {
+			return 0, fmt.Errorf("find room in tree %v: %w", t.place.Tree, err)
+		}
+		free, _ = t.space.room()
+	}
+	return free, nil
+}
+
 // Usage is the space of one layer.
 type Usage struct {
 	Used       block.Size // chunks that are the layer's own; a base is not counted

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -101,13 +100,8 @@ func (d *Disk) Settle(id block.LegID, rate block.Size) error {
 }
 
 // settleNow is Settle's work. It ends when a snapshot is in the tree, which is no error.
-func (t *openTree) settleNow(ctx context.Context, id block.LegID, rate block.Size) error {
-	begun, done := time.Now(), int64(0)
-	err := t.Tree.Settle(ctx, id.UUID, func(ctx context.Context, n int64) error {
-		wait := time.Duration(done*int64(time.Second)/int64(max(rate, 1))) - time.Since(begun)
-		done += n
-		return sleep(ctx, wait)
-	})
+func (h *held) settleNow(ctx context.Context, t *openTree, id block.LegID, rate block.Size) error {
+	err := t.Tree.Settle(ctx, id.UUID, func(ctx context.Context, n int64) error { return h.copying.wait(ctx, n, rate) })
 	if errors.Is(err, mapped.ErrState) {
 		return nil
 	}

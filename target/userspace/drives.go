@@ -69,6 +69,8 @@ type held struct {
 	trees  trees
 	noting sync.Mutex // held while a loss is noted
 
+	copying pace // of what is copied in the background
+
 	users, legs int // under drives.mu; users counts legs too
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -20,18 +21,23 @@ import (
 // on from there. It ends with the last leg of the tree that is in use, and with the process.
 
 const (
-	// flattenSpare is what flattening leaves free in a tree for those who write. It is less than what a
-	// tree has when it gets an extent of the reserve, so flattening alone makes a tree grow.
-	flattenSpare = spareSpace / 2
+	// FlattenSpare is what flattening leaves free in a tree for those who write. It is more than a tree has
+	// that gets an extent of the reserve for them, so flattening alone never makes it get one.
+	FlattenSpare = 96 * block.MiB
 	// roomEvery is how often flattening without space looks for some.
 	roomEvery = 200 * time.Millisecond
+	// tryAgain is how long flattening pauses that could not copy all; each time twice as long, up to
+	// tryAgainMost.
+	tryAgain     = 10 * time.Second
+	tryAgainMost = time.Minute
 )
 
 // Flattening says how far the legs of a volume in a tree are from needing nothing of others.
 type Flattening struct {
 	Left  block.Size // that has not been looked at; at first it is not known, and 0
-	Waits string     // what it waits for, or why it was given up; empty: it goes on
-	Busy  bool       // it has not been given up
+	Waits string     // what it waits for, or what it could not copy; empty: it goes on
+	Full  bool       // it waits for space
+	Busy  bool       // it has not ended
 }
 
 // flattening is the work for one volume in a tree.
@@ -40,8 +46,9 @@ type flattening struct {
 	cancel context.CancelFunc
 }
 
-// Flatten begins to make the legs of a volume in a tree independent of those of others, at most rate
-// bytes a second. It goes on in the background; Trees tells how far it is.
+// Flatten begins to make the legs of a volume in a tree independent of those of others. All that is copied in
+// the background on the drive is at most rate bytes a second. It goes on until it is done or stopped; Trees
+// tells how far it is.
 func (d *Disk) Flatten(volume block.VolumeID, tree string, rate block.Size) error {
 	return d.inTurn(func() error {
 		open := d.held.trees.get(tree)
@@ -70,7 +77,7 @@ func (d *Disk) StopFlattening(volume block.VolumeID, tree string) error {
 func (h *held) flatten(name string, t *openTree, volume block.VolumeID, rate block.Size) {
 	h.trees.mu.Lock()
 	defer h.trees.mu.Unlock()
-	if f := t.flattening[volume]; f != nil && f.now.Busy || !h.drives.begin() {
+	if t.flattening[volume] != nil || !h.drives.begin() {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -89,45 +96,102 @@ func (h *held) flatten(name string, t *openTree, volume block.VolumeID, rate blo
 			case <-ctx.Done():
 			}
 		}()
-		h.flattened(ctx, name, t, volume, f, h.flattenAll(ctx, t, volume, f, rate))
+		if err := h.flattenAll(ctx, t, volume, f, rate); err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
+			h.drives.log.Warn("flattening has ended early; it begins again when its tree is open again", "volume", volume, "tree", name, "err", err)
+		}
+		h.flattened(name, t, volume)
 	}()
 }
 
-// flattenAll is the work. A tree that is full is waited for.
+// flattenAll is the work. Space is waited for. What cannot be copied is tried again now and then: a host may
+// write it anew, or discard it.
 func (h *held) flattenAll(ctx context.Context, t *openTree, volume block.VolumeID, f *flattening, rate block.Size) error {
-	begun, done := time.Now(), int64(0)
+	failed := "" // why the last round was
 	pace := func(ctx context.Context, n, left int64) error {
-		for {
-			if err := t.Err(); err != nil {
-				return err
-			}
-			room := t.Space().Free >= flattenSpare
-			h.tell(f, func(now *Flattening) {
-				if now.Left, now.Waits = block.Size(left), ""; !room {
-					now.Waits = noRoom
-				}
-			})
-			if room {
-				break
-			}
-			if err := sleep(ctx, roomEvery); err != nil {
-				return err
-			}
-		}
-		wait := time.Duration(done*int64(time.Second)/int64(max(rate, 1))) - time.Since(begun)
-		done += n
-		return sleep(ctx, wait)
-	}
-	for {
-		err := t.Tree.Flatten(ctx, h.ownedBy(volume), pace)
-		if !errors.Is(err, block.ErrFull) {
+		if err := h.findRoom(ctx, t, f, block.Size(left), failed); err != nil {
 			return err
 		}
-		h.tell(f, func(now *Flattening) { now.Waits = noRoom })
+		return h.copying.wait(ctx, n, rate)
+	}
+	for pause := tryAgain; ; {
+		err := t.Tree.Flatten(ctx, h.ownedBy(volume), pace)
+		wait := roomEvery
+		switch {
+		case err == nil || ctx.Err() != nil || t.Err() != nil || errors.Is(err, block.ErrGone):
+			return err
+		case errors.Is(err, block.ErrFull):
+			h.tell(f, func(now *Flattening) { now.Waits, now.Full = noRoom, true })
+		default:
+			failed = err.Error()
+			h.tell(f, func(now *Flattening) { now.Waits, now.Full = failed, false })
+			wait, pause = pause, min(2*pause, tryAgainMost)
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// findRoom waits until a tree has more than what is left to those who write.
+func (h *held) findRoom(ctx context.Context, t *openTree, f *flattening, left block.Size, failed string) error {
+	for {
+		if err := t.Err(); err != nil {
+			return err
+		}
+		free, err := t.Room(FlattenSpare)
+		if err != nil {
+			return err
+		}
+		full := free < FlattenSpare
+		h.tell(f, func(now *Flattening) {
+			if now.Left, now.Waits, now.Full = left, failed, full; full {
+				now.Waits = noRoom
+			}
+		})
+		if !full {
+			return nil
+		}
 		if err := sleep(ctx, roomEvery); err != nil {
 			return err
 		}
 	}
+}
+
+// pace bounds what is copied in the background on a drive, whoever copies. Time in which nothing is copied is
+// not made up for.
+type pace struct {
+	mu     sync.Mutex
+	copied int64 // what was copied last
+	at     time.Time
+}
+
+// paceSlack is how much a copy that is late may be made up for.
+const paceSlack = 100 * time.Millisecond
+
+// wait returns when n more bytes may be copied, so that they are rate bytes a second at most.
+func (p *pace) wait(ctx context.Context, n int64, rate block.Size) error {
+	for {
+		wait := p.take(n, rate)
+		if err := sleep(ctx, wait); err != nil || wait <= 0 {
+			return err
+		}
+	}
+}
+
+// take takes the right to copy n bytes, or says for how long nobody has it.
+func (p *pace) take(n int64, rate block.Size) (wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	next := p.at.Add(time.Duration(p.copied * int64(time.Second) / int64(max(rate, 1))))
+	if next.After(now) {
+		return next.Sub(now)
+	}
+	if earliest := now.Add(-paceSlack); next.Before(earliest) {
+		next = earliest
+	}
+	p.at, p.copied = next, n
+	return 0
 }
 
 const noRoom = "space: what is left on the drive is kept for what hosts write"
@@ -155,20 +219,12 @@ func (h *held) tell(f *flattening, change func(*Flattening)) {
 }
 
 // flattened ends the flattening of a volume. What nobody needs any more comes free.
-func (h *held) flattened(ctx context.Context, name string, t *openTree, volume block.VolumeID, f *flattening, err error) {
+func (h *held) flattened(name string, t *openTree, volume block.VolumeID) {
 	h.trees.turn <- struct{}{}
 	defer func() { <-h.trees.turn }()
-	h.tell(f, func(now *Flattening) {
-		now.Busy, now.Waits = false, ""
-		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
-			now.Waits = err.Error()
-		}
-	})
-	if err == nil {
-		h.trees.mu.Lock()
-		delete(t.flattening, volume)
-		h.trees.mu.Unlock()
-	}
+	h.trees.mu.Lock()
+	delete(t.flattening, volume) // if the tree has stopped, that says why
+	h.trees.mu.Unlock()
 	if h.trees.get(name) == t && t.Reclaimable() {
 		h.reclaim(name, t)
 	}

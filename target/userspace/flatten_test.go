@@ -5,7 +5,10 @@ package userspace
 import (
 	"errors"
 	"io/fs"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -109,8 +112,9 @@ func TestFlatteningIsThrottledAndStopped(t *testing.T) {
 	p.holds(t, copied, "acda")
 }
 
-// What writers may need is left to them: flattening waits for the tree to grow.
-func TestFlatteningLeavesRoomForWriters(t *testing.T) {
+// withFullTree is a drive with a leg, a snapshot of it and a clone of that, in a tree with 20 chunks free.
+func withFullTree(t *testing.T) *plantedDrive {
+	t.Helper()
 	p := newPlanted(t)
 	free := int64(p.seen().Free / mapped.ChunkSize)
 	var some []int64
@@ -121,14 +125,126 @@ func TestFlatteningLeavesRoomForWriters(t *testing.T) {
 	p.carve(t, monday, copied)
 	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
 	must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
+	return p
+}
+
+// What writers may need is left to them: flattening waits for the tree to grow.
+func TestFlatteningLeavesRoomForWriters(t *testing.T) {
+	p := withFullTree(t)
 	must(t, p.disk.Flatten(cloned, leg.String(), block.TiB))
 	for p.seen().Flattening[cloned].Waits == "" {
 		time.Sleep(time.Millisecond)
 	}
-	if f := p.seen(); f.Flattening[cloned].Waits != noRoom || f.Full || f.Free != 20*mapped.ChunkSize || !f.Flattening[cloned].Busy {
+	if f := p.seen(); f.Flattening[cloned].Waits != noRoom || !f.Flattening[cloned].Full || f.Full || f.Free != 20*mapped.ChunkSize || !f.Flattening[cloned].Busy {
 		t.Errorf("%+v, and %v is free", f.Flattening, f.Free)
 	}
-	must(t, p.disk.GrowTree(leg.String(), 1))
+	must(t, p.disk.GrowTree(leg.String(), 2))
+	p.flat(t)
+	p.holds(t, copied, "aaaa")
+}
+
+// Time in which nothing could be copied is not made up for when there is room again.
+func TestFlatteningIsThrottledAfterAWaitForRoom(t *testing.T) {
+	p := withFullTree(t)
+	must(t, p.disk.Flatten(cloned, leg.String(), 64*block.KiB)) // 4 grains a second
+	for p.seen().Flattening[cloned].Waits == "" {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(2 * time.Second)
+	before, began := p.seen().Flattening[cloned].Left, time.Now()
+	must(t, p.disk.GrowTree(leg.String(), 2))
+	time.Sleep(500 * time.Millisecond)
+	copied, most := before-p.seen().Flattening[cloned].Left, block.Size(time.Since(began)*4/time.Second+2)*16*block.KiB
+	if copied == 0 || copied > most {
+		t.Errorf("%v were copied at 64 KiB/s, where %v may be", copied, most)
+	}
+	must(t, p.disk.StopFlattening(cloned, leg.String()))
+}
+
+// Whoever copies on a drive, all of it together is bounded. A copy that is late may be made up for, but not
+// more than that.
+func TestThePaceIsThatOfADrive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p pace
+		began, done := time.Now(), make(chan error)
+		for range 3 {
+			go func() {
+				for range 10 {
+					if err := p.wait(t.Context(), 1<<20, 10*block.MiB); err != nil {
+						done <- err
+						return
+					}
+				}
+				done <- nil
+			}()
+		}
+		for range 3 {
+			must(t, <-done)
+		}
+		if took := time.Since(began); took < 2700*time.Millisecond || took > 3100*time.Millisecond {
+			t.Errorf("30 MiB took %v at 10 MiB/s", took)
+		}
+		time.Sleep(time.Hour)
+		began = time.Now()
+		for range 10 {
+			must(t, p.wait(t.Context(), 1<<20, 10*block.MiB))
+		}
+		if took := time.Since(began); took < 700*time.Millisecond {
+			t.Errorf("after an hour without a copy, 10 MiB took %v at 10 MiB/s", took)
+		}
+		must(t, p.wait(t.Context(), 1<<20, 1))
+		began = time.Now()
+		must(t, p.wait(t.Context(), 1<<20, block.GiB)) // the rate is that of who asks
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("after a slow copy, a fast one began after %v", took)
+		}
+	})
+}
+
+// badReads fails reads of what holds data, as a drive with bad sectors does.
+type badReads struct {
+	block.Device
+	failing *atomic.Bool
+	failed  *atomic.Int64
+}
+
+func (b badReads) Submit(io *block.IO) {
+	if io.Op == block.OpRead && io.Len == 16<<10 && b.failing.Load() {
+		b.failed.Add(1)
+		io.Complete(errors.New("a bad sector"))
+		return
+	}
+	b.Device.Submit(io)
+}
+
+// What can be read is copied, although something else cannot be; that is said, and tried again later, without
+// another order.
+func TestABadSectorDoesNotKeepTheRest(t *testing.T) {
+	var failing atomic.Bool
+	var failed atomic.Int64
+	p := newPlantedOn(t, func(_ string, data block.Device) block.Device { return badReads{data, &failing, &failed} })
+	p.write(t, leg, 'a', 0, 1, 2, 3)
+	p.carve(t, monday, copied)
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	must(t, p.prepare(copied, block.GiB, cloneOf(monday)))
+	failing.Store(true)
+	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
+	for p.seen().Flattening[cloned].Waits == "" {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(3 * roomEvery)
+	if f := p.seen().Flattening[cloned]; !strings.Contains(f.Waits, "a bad sector") || !f.Busy || f.Full || failed.Load() != 4 {
+		t.Errorf("%d of 4 chunks were tried: %+v", failed.Load(), f)
+	}
+	if p.seen().Flat(p.disk.Label(), cloned, copied) {
+		t.Error("it is flat, and nothing was copied")
+	}
+	must(t, p.disk.StopFlattening(cloned, leg.String()))
+	for p.seen().Flattening[cloned].Busy {
+		time.Sleep(time.Millisecond)
+	}
+	failing.Store(false)
+	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
 	p.flat(t)
 	p.holds(t, copied, "aaaa")
 }

@@ -47,7 +47,7 @@ func (h *held) reclaimAll(name string, t *openTree) {
 	for more := true; more; {
 		err := t.Reclaim(ctx)
 		if id, rate := h.toSettle(t); err == nil && !id.IsZero() {
-			if err := t.settleNow(ctx, id, rate); t.settled(ctx, err) {
+			if err := h.settleNow(ctx, t, id, rate); t.settled(ctx, err) {
 				h.drives.log.Warn("a leg is not copied back to its own place; it is tried again", "leg", id, "err", err)
 			}
 		}
