@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/image"
 )
 
 // copies is how many times a target has to go on before a leg is flat.
@@ -174,7 +175,52 @@ func TestWhatCannotBeFlattened(t *testing.T) {
 
 	w = withClone(t, false)
 	refuse("of a volume that is not thin", "c", "", "weft leg move c 0.0")
-	refuse("one that is not thin", "db1", "", "")
+	refuse("one that is not thin", "db1", "", "nothing has to be done")
+}
+
+// A volume that is being deleted is not flattened any more, and nobody is told that it is.
+func TestADeletedVolumeIsNotFlattened(t *testing.T) {
+	w := withClone(t, true)
+	w.must(FlattenVolume{Volume: "c"})
+	w.must(DeleteVolume{Volume: "c"})
+	if err := w.step(FlattenVolume{Volume: "c"}); !isReason(err, ReasonNotReady) {
+		t.Errorf("asked for again: %v", err)
+	}
+	if view, _ := w.s.Volume("c"); view.Flatten != nil {
+		t.Errorf("shown as %+v", view.Flatten)
+	}
+	if text, _ := explained(t, w, "c"); strings.Contains(text, "flatten") {
+		t.Errorf("explained as\n%s", text)
+	}
+	for name := range w.targets {
+		for _, l := range w.s.WantedTarget(name).Legs {
+			if l.Flatten {
+				t.Errorf("%s is told to flatten %v", name, l.Leg)
+			}
+		}
+	}
+}
+
+// A drive whose reserve is a single extent gets a second one while something is flattened there, since that
+// leaves the last one to hosts.
+func TestASmallDriveHasAReserveForFlattening(t *testing.T) {
+	for extents, want := range map[uint32][2]uint32{smallDrive - 1: {1, 1}, smallDrive: {1, 2}, 31: {1, 2}, 64: {4, 4}} {
+		x := newThinTarget(t, extents)
+		x.must(CreateVolume{Name: "c", Size: block.GiB, Copies: 1, Stripes: 1, Thin: true, Seed: testSeed(1)})
+		for range 3 {
+			x.hears()
+			x.acts()
+			x.report()
+		}
+		before, v := image.Count(x.reserve), x.s.volumes.Get(x.s.idOf("c"))
+		v.Legs[0].Tree = v.Legs[0].ID.UUID // as that of a clone
+		x.must(FlattenVolume{Volume: "c"})
+		x.hears()
+		x.acts()
+		if got := [2]uint32{before, image.Count(x.reserve)}; got != want {
+			t.Errorf("a drive of %d extents has a reserve of %d before and while c is flattened, want %d", extents, got, want)
+		}
+	}
 }
 
 // A target of an earlier version does nothing, and it is said why the volume waits. Once it is upgraded it
@@ -235,6 +281,9 @@ func TestWhatATargetWaitsForIsTold(t *testing.T) {
 	w.must(TargetReported{Session: 1, Report: r})
 	if view, _ := w.s.Volume("c"); !slices.ContainsFunc(view.Flatten.Waits, func(x string) bool { return strings.HasSuffix(x, "target "+string(l.Node)+": space") }) {
 		t.Errorf("it waits for %q", view.Flatten.Waits)
+	}
+	if _, e := explained(t, w, "c"); !slices.ContainsFunc(e.Actions, func(a string) bool { return strings.HasSuffix(a, "`weft leg move c 0.0`") }) {
+		t.Errorf("to be done: %q", e.Actions)
 	}
 }
 

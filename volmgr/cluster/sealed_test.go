@@ -475,9 +475,10 @@ func TestAnOldSealDoesNotMakeCopiesEqual(t *testing.T) {
 // What is sealed is not written by a manager that does not know seals.
 func TestARestoredSealHasItsLevel(t *testing.T) {
 	s, reports := labelled(t, detachedInOrder...)
+	now := s.state.level
 	s.state.level = sealLevel - 1
 	backup := s.state.Records()
-	s.state.level = sealLevel
+	s.state.level = now
 	s.run("seal db1")
 	s.run("comply")
 	records, err := Restored(t0, backup)

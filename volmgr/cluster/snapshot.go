@@ -997,7 +997,7 @@ func (in FlattenVolume) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.Flatten != nil && !v.IsSnapshot() {
+	if v.Flatten != nil && !v.IsSnapshot() && v.usable() {
 		return volumeResult(v.ID), nil
 	}
 	if err := cmp.Or(t.needsLevel(flattenLevel, "flattening of clones"), t.s.mayFlatten(v)); err != nil {
@@ -1015,7 +1015,8 @@ func (s *State) mayFlatten(v *Volume) error {
 	case v.IsSnapshot():
 		return refused(ReasonReadOnly, v.object(), "a snapshot is flattened with its volume").hint("`weft volume flatten %s`", v.Snapshot.Name)
 	case !v.Thin:
-		return invalid("volume", "%s is not thin, so it shares nothing that it began as", v.object())
+		return invalid("volume", "%s is not thin, so it shares nothing that it began as", v.object()).
+			hint("nothing has to be done: it needs no other volume")
 	case !v.usable():
 		return refused(ReasonNotReady, v.object(), "%s", v.unready()).hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
@@ -1061,9 +1062,12 @@ func (s *State) flat(l *Leg) bool {
 	return on != nil && on.legs.Get(l.ID).Flat
 }
 
-// settleFlattening notes that a volume has become independent.
+// settleFlattening notes that a volume has become independent. Until then its drives have a reserve for it.
 func (t *tx) settleFlattening(id block.VolumeID) {
 	v := t.peek(id)
+	for i := 0; v.flattening() && i < len(v.Legs); i++ {
+		t.spaces[v.Legs[i].Drive] = true
+	}
 	if !v.flattening() || v.State != VolumeReady || slices.ContainsFunc(v.Legs, func(l Leg) bool { return !t.s.flat(&l) }) {
 		return
 	}
@@ -1074,8 +1078,11 @@ func (t *tx) settleFlattening(id block.VolumeID) {
 
 // flattenView is Volume.Flatten for readers.
 func (s *State) flattenView(v *Volume) *Flatten {
-	if !v.flattening() {
+	switch {
+	case !v.flattening():
 		return v.Flatten
+	case v.State != VolumeReady:
+		return nil // it is being deleted
 	}
 	view := *v.Flatten
 	for i := range v.Legs {
@@ -1129,8 +1136,12 @@ func (s *State) explainFlattening(e *Explanation, v *Volume) {
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		if _, wait := s.wantedFlat(v, l); wait {
-			e.Actions = append(e.Actions, fmt.Sprintf("make room on %s, or move the leg: `weft leg move %s %d.%d`", s.drives[l.Drive].object(), v.Name, l.Column, l.Copy))
+		on, d := s.targets[l.Node], s.drives[l.Drive]
+		switch flatten, wait := s.wantedFlat(v, l); {
+		case wait:
+			e.Actions = append(e.Actions, fmt.Sprintf("make room on %s, or move the leg: `weft leg move %s %d.%d`", d.object(), v.Name, l.Column, l.Copy))
+		case flatten && on != nil && !s.flat(l) && on.legs.Get(l.ID).FlatWaits != "":
+			e.Actions = append(e.Actions, fmt.Sprintf("if %v goes on to wait, have it copied to another drive, where it shares nothing: `weft leg move %s %d.%d`", l, v.Name, l.Column, l.Copy))
 		}
 	}
 }

@@ -43,6 +43,26 @@ func (t *tx) needsLevel(least block.Level, what string) error {
 // hundredth of its own, at least one and if it is not small four.
 func reserveFor(d *Drive) uint32 { return max(d.Extents/100, min(4, d.Extents/16), 1) }
 
+// flatReserve is how many extents of reserve a drive has at least on which something is being flattened: its
+// target leaves the last one to hosts. A drive with less than smallDrive keeps what it has.
+func (t *tx) flatReserve(d *Drive) uint32 {
+	if d.Extents < smallDrive || reserveFor(d) > 1 {
+		return 0
+	}
+	for id := range t.s.onNode.Get(d.Node).Keys() {
+		v := t.peek(id)
+		for i := 0; v != nil && i < len(v.Legs); i++ {
+			if flatten, wait := t.s.wantedFlat(v, &v.Legs[i]); flatten && !wait && v.Legs[i].Drive == d.ID {
+				return 2
+			}
+		}
+	}
+	return 0
+}
+
+// smallDrive is how many extents a drive has that can spare one for what is flattened there.
+const smallDrive = 8
+
 // legExtents is how many extents of its drive a leg has been promised.
 func (v *Volume) legExtents(l *Leg) uint32 {
 	switch {
@@ -154,7 +174,7 @@ func (t *tx) settleDriveSpace(d *Drive) {
 	space, returning := t.adoptSpace(d, &r)
 	want := uint32(0)
 	if legs > 0 {
-		want = reserveFor(d) + legs - min(legs, trees)
+		want = max(reserveFor(d)+legs-min(legs, trees), t.flatReserve(d))
 	}
 	spare := image.Count(space) - min(image.Count(space), image.Count(r.inTrees()))
 	switch {
