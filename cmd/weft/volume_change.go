@@ -311,16 +311,17 @@ func newVolumeFlatten(g *cli.Globals) *cobra.Command {
 		Use:   "flatten VOLUME",
 		Short: "Make a clone independent of the snapshot that it began as",
 		Long: `Make a clone independent of the snapshot that it began as. What it shares with
-other volumes is copied by its targets, at 100 MiB/s per copy at most, while hosts
-use it; what is zeroes takes no space. The snapshots of the clone are independent
-with it. Then the snapshot that it began as can be deleted, and its space comes
-free.
+other volumes is copied by its targets, while hosts use it, at 100 MiB/s at most
+for all that is copied in this way on a drive; what is zeroes takes no space.
+The snapshots of the clone are independent with it. Then the snapshot that it
+began as can be deleted, and its space comes free.
 
 The command returns at once. It goes on through restarts, and once a target that
-is away is back. It never takes the last space of a drive: on one that is nearly
-full it waits. 'weft volume describe' shows how far it is, and 'weft explain volume'
-what it waits for.`,
-		Example:           "  weft volume flatten c1\n  weft volume describe c1",
+is away is back. It leaves what hosts need to go on writing: on a drive that is
+95% full it waits, and part of the reserve of each drive is never taken for it.
+What cannot be read is tried again, and the rest is copied. 'weft volume
+describe' shows how far it is, and 'weft explain volume' what it waits for.`,
+		Example:           "  weft volume flatten c1",
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
