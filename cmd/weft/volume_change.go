@@ -336,7 +336,7 @@ func runVolumeFlatten(ctx context.Context, api pb.ManagerClient, volume string, 
 		return err
 	}
 	if v.GetFlattening().GetEnded() != nil {
-		out.Say("volume %s shares nothing with the snapshot that it began as", v.GetName())
+		out.Say("volume %s shares nothing with other volumes", v.GetName())
 	} else {
 		out.Say("volume %s is being flattened: `weft volume describe %s` shows how far it is", v.GetName(), v.GetName())
 	}
