@@ -220,7 +220,7 @@ const fillIn = `(() => {
 // writes it and as the script did while the form was filled in.
 func eachActionCallsTheManager(t *testing.T, b *chromium) {
 	w := newWorld(t, person(access.Admin))
-	w.volume.Thin = true
+	w.volume.Thin, w.volume.CloneOf = true, "db0@mon"
 	read, kept := w.snapshot("read"), w.snapshot("kept")
 	read.Attachment, w.snaps = w.volume.GetAttachment(), []*pb.Volume{read, kept}
 	tab := b.tab(t)
