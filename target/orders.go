@@ -65,6 +65,15 @@ type (
 		tree  string
 		size  block.Size
 	}
+	// copyLeg fills a leg of a snapshot from another one. It takes long.
+	copyLeg struct {
+		drive    block.DriveID
+		leg      block.LegID
+		revision uint64 // of its record
+		size     block.Size
+		base     block.LegID
+		from     *copySource
+	}
 	// grantSpace makes the drive's reserve what trees may have and none has.
 	grantSpace struct {
 		drive   block.DriveID
@@ -134,6 +143,7 @@ func (o admit) key() string       { return driveKey(o.drive) }
 func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
 func (o prepareLeg) key() string  { return zeroLeg{leg: o.leg}.key() }
 func (o baseLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
+func (o copyLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
 func (o grantSpace) key() string  { return driveKey(o.drive) }
 func (o growTree) key() string    { return "tree " + o.tree }
 func (o shrinkTree) key() string  { return "tree " + o.tree }
@@ -149,6 +159,7 @@ func (o admit) about() string       { return "volume " + o.volume.String() }
 func (o zeroLeg) about() string     { return legKey(o.leg) }
 func (o prepareLeg) about() string  { return legKey(o.leg) }
 func (o baseLeg) about() string     { return legKey(o.leg) }
+func (o copyLeg) about() string     { return legKey(o.leg) }
 func (o grantSpace) about() string  { return driveKey(o.drive) }
 func (o growTree) about() string    { return driveKey(o.drive) }
 func (o shrinkTree) about() string  { return driveKey(o.drive) }
@@ -174,6 +185,9 @@ func (o prepareLeg) String() string {
 	return fmt.Sprintf("prepare leg %v of %v at revision %d in its tree", o.leg, o.size, o.revision)
 }
 func (o baseLeg) String() string { return fmt.Sprintf("%s leg %v", o.step, o.leg) }
+func (o copyLeg) String() string {
+	return fmt.Sprintf("copy what differs from leg %v from namespace %v of %s, as %s, to leg %v of %v at revision %d, which begins as leg %v", o.from.since, o.from.uuid, o.from.nqn, o.from.host.NQN, o.leg, o.size, o.revision, o.base)
+}
 func (o grantSpace) String() string {
 	return fmt.Sprintf("record extents %v for the trees of drive %v", o.extents, o.drive)
 }
@@ -191,4 +205,14 @@ func (o nameLeg) String() string {
 		return fmt.Sprintf("remove the name of leg %v", o.leg)
 	}
 	return fmt.Sprintf("name leg %v for %s", o.leg, o.node)
+}
+
+// lasting reports whether an order takes as long as it has bytes to write. It is ended as soon as it is no
+// longer given, and the outcome of all else does not wait for it.
+func lasting(o order) bool {
+	switch o.(type) {
+	case zeroLeg, copyLeg:
+		return true
+	}
+	return false
 }

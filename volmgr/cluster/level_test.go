@@ -75,13 +75,13 @@ func TestTheLevelIsRaisedWhenAllKnowIt(t *testing.T) {
 // Records of a level that this version does not know are refused as a whole, with what to do.
 func TestALaterLevelIsRefused(t *testing.T) {
 	_, store := firstStore(t)
-	store[LevelKey] = []byte(`{"level":7,"word":"of a later version"}`)
+	store[LevelKey] = []byte(`{"level":8,"word":"of a later version"}`)
 	store["a/later"] = []byte(`{}`)
 	var records []Record
 	for key, value := range store {
 		records = append(records, Record{key, value})
 	}
-	if _, err := Load(records); !errors.Is(err, ErrLevel) || !strings.Contains(err.Error(), "the cluster is at level 7, and this program knows no level above 6") {
+	if _, err := Load(records); !errors.Is(err, ErrLevel) || !strings.Contains(err.Error(), "the cluster is at level 8, and this program knows no level above 7") {
 		t.Errorf("Load = %v", err)
 	}
 }

@@ -477,7 +477,7 @@ func TestARestoredSealHasItsLevel(t *testing.T) {
 	s, reports := labelled(t, detachedInOrder...)
 	s.state.level = sealLevel - 1
 	backup := s.state.Records()
-	s.state.level = sealLevel
+	s.state.level = block.KnownLevel
 	s.run("seal db1")
 	s.run("comply")
 	records, err := Restored(t0, backup)
