@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -278,4 +279,52 @@ func TestASnapshotThatCannotBeginSaysWhy(t *testing.T) {
 	if waits := w.s.phaseWaits(v, w.volume("db1")); !strings.Contains(strings.Join(waits, "\n"), "being attached, detached or expanded") {
 		t.Errorf("it waits for %q", waits)
 	}
+}
+
+// Whenever the store is lost while a snapshot is copied, and whatever store takes its place, the snapshot stays
+// what it is, on each of its legs, and can be read.
+func TestASnapshotOutlivesAStoreThatIsLostWhileItIsCopied(t *testing.T) {
+	copied := 0
+	for _, kind := range []string{"drives", "old backup", "new backup"} {
+		for moment := range 14 {
+			w := newSnapWorld(t, uint64(moment))
+			w.s.level = copiesLevel - 1 // so that it is not copied before the backup
+			w.missed("db1", "mon")
+			w.s.level = block.KnownLevel
+			records := w.s.Records()
+			w.now = w.now.Add(copiesLook)
+			w.must(Tick{})
+			names := slices.Sorted(maps.Keys(w.targets))
+			for i := range moment {
+				w.targetActs(w.targets[names[i%len(names)]])
+			}
+			if kind == "new backup" {
+				records = w.s.Records()
+			}
+			content := w.legs[w.volume("db1@mon").Legs[0].ID]
+			w.lose(kind, records)
+			t.Logf("%s, moment %d", kind, moment)
+			for range 12 {
+				w.look(1, "db1")
+			}
+			w.check()
+			v := w.volume("db1@mon")
+			if v == nil || !v.usable() || legsIn(v.inSync()) == 0 {
+				e, err := w.s.Explain("db1@mon")
+				t.Fatalf("%s, moment %d: it is %+v, explained as %+v, %v", kind, moment, v, e, err)
+			}
+			for _, l := range v.Legs {
+				if l.trusted() && w.legs[l.ID] != content {
+					t.Errorf("%s, moment %d: %v holds %d, want %d", kind, moment, &l, w.legs[l.ID], content)
+				}
+			}
+			if legsIn(v.inSync()) == 2 {
+				copied++
+			}
+		}
+	}
+	if copied == 0 {
+		t.Error("no copy was there after a store was lost")
+	}
+	t.Logf("%d had both copies", copied)
 }
