@@ -437,3 +437,75 @@ func TestADriveThatFreesNothingGivesWay(t *testing.T) {
 		}
 	}
 }
+
+// What a lost store had found out about a leg of a snapshot counts as long as a label says so, although the leg
+// is complete: it is not good if the newest label lists it as stale or as suspect, whether or not the label of
+// the other leg is found.
+func TestALegOfASnapshotIsNotBelievedAgainstTheNewestLabel(t *testing.T) {
+	for _, c := range []struct {
+		kind, what string
+		alone      bool
+	}{
+		{"drives", "stale", false}, {"drives", "stale", true}, {"drives", "suspect", false}, {"drives", "suspect", true},
+		{"old backup", "stale", false}, {"old backup", "stale", true}, {"old backup", "suspect", false}, {"old backup", "suspect", true},
+	} {
+		w := newSnapWorld(t, 1)
+		if err := w.take("mon", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		records := w.s.Records()
+		good, bad := w.volume("db1@mon").Legs[0], w.volume("db1@mon").Legs[1]
+		newest := good
+		if c.alone { // the drive of the good leg has lost its label
+			newest = bad
+			delete(w.targets[good.Node].legs, good.ID)
+			delete(w.targets[good.Node].ready, good.ID)
+		}
+		x := w.targets[newest.Node]
+		label := x.legs[newest.ID]
+		label.Volume.Generation += 5
+		label.Volume.InSync = []block.LegID{good.ID}
+		if c.what == "stale" {
+			label.Volume.Others = []block.LegID{bad.ID}
+		} else {
+			label.Volume.Suspect = []block.LegID{bad.ID}
+		}
+		x.legs[newest.ID] = label
+		w.lose(c.kind, records)
+		w.s.level = block.KnownLevel
+		settled := false
+		for range 12 {
+			w.targetsAct()
+			v := w.volume("db1@mon")
+			settled = settled || !v.Restored
+			if l := v.leg(bad.ID); settled && l != nil && l.trusted() {
+				t.Fatalf("%+v: the leg is %+v", c, l)
+			}
+		}
+		v := w.volume("db1@mon")
+		if l := v.leg(good.ID); !settled || !c.alone && (l == nil || !l.trusted() || v.leg(bad.ID) != nil) {
+			t.Errorf("%+v: settled %v, its legs are %+v", c, settled, v.Legs)
+		}
+		e, err := w.s.Explain("db1@mon")
+		if why := strings.Join(e.Actions, "\n"); c.alone && (err != nil || !strings.Contains(why, "promote-stale")) {
+			t.Errorf("%+v: the next step is %q, %v, of legs %+v", c, why, err, v.Legs)
+		}
+	}
+}
+
+// targetsAct has targets do what they are told, and report, also while a snapshot has no good leg.
+func (w *snapWorld) targetsAct() {
+	w.t.Helper()
+	w.now = w.now.Add(copiesLook)
+	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+		x := w.targets[name]
+		w.targetObeys(x, w.s.WantedTarget(name))
+		if _, err := w.s.Step(w.now, TargetReported{Session: 1, Report: w.targetReport(x)}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if _, err := w.s.Step(w.now, Tick{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
