@@ -115,18 +115,15 @@ const (
 	fellTree   baseStep = "remove the tree of"
 )
 
-// settleRate is how many bytes a second a leg is copied back to its own extents, at most, and flattenRate how
-// many are copied to flatten the legs of a volume in a tree.
-const (
-	settleRate  = 100 * block.MiB
-	flattenRate = 100 * block.MiB
-)
+// copyRate is how many bytes a second are copied in the background on a drive, at most: to legs' own extents,
+// and to flatten legs.
+const copyRate = 100 * block.MiB
 
 func (o flattenLegs) do(d planted) error {
 	if o.stop {
 		return d.StopFlattening(o.volume, o.tree)
 	}
-	return d.Flatten(o.volume, o.tree, flattenRate)
+	return d.Flatten(o.volume, o.tree, copyRate)
 }
 
 func (o baseLeg) do(d planted) error {
@@ -134,7 +131,7 @@ func (o baseLeg) do(d planted) error {
 	case plantTree:
 		return d.Plant(o.leg, o.tree, o.size)
 	case settleBase:
-		return d.Settle(o.leg, settleRate)
+		return d.Settle(o.leg, copyRate)
 	case unbase:
 		return d.Unbase(o.leg)
 	}

@@ -72,10 +72,7 @@ func (p *planner) leg(w wantedLeg) {
 // done; endFlattening has it stopped. One that is going back to a snapshot is not there yet.
 func (p *planner) flatten(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
 	tree, open := d.trees[record.GetTreeId()]
-	if !open || !drive.Mapped(record) || tree.Err != "" || record.GetRevision() != w.GetRevision() {
-		return
-	}
-	if !w.GetFlatten() {
+	if !w.GetFlatten() || !open || !drive.Mapped(record) || tree.Err != "" || record.GetRevision() != w.GetRevision() {
 		return
 	}
 	report.Flat = tree.Flat(d.label, w.volume, w.id)

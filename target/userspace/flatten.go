@@ -80,7 +80,7 @@ func (h *held) flatten(name string, t *openTree, volume block.VolumeID, rate blo
 	if t.flattening[volume] != nil || !h.drives.begin() {
 		return
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := h.drives.untilStop()
 	if t.flattening == nil {
 		t.flattening = map[block.VolumeID]*flattening{}
 	}
@@ -89,13 +89,6 @@ func (h *held) flatten(name string, t *openTree, volume block.VolumeID, rate blo
 	go func() {
 		defer h.drives.background.Done()
 		defer cancel()
-		go func() {
-			select {
-			case <-h.drives.ending:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
 		if err := h.flattenAll(ctx, t, volume, f, rate); err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
 			h.drives.log.Warn("flattening has ended early; it begins again when its tree is open again", "volume", volume, "tree", name, "err", err)
 		}

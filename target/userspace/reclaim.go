@@ -35,15 +35,8 @@ func (h *held) reclaim(name string, t *openTree) {
 }
 
 func (h *held) reclaimAll(name string, t *openTree) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := h.drives.untilStop()
 	defer cancel()
-	go func() {
-		select {
-		case <-h.drives.ending:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	for more := true; more; {
 		err := t.Reclaim(ctx)
 		if id, rate := h.toSettle(t); err == nil && !id.IsZero() {
@@ -101,6 +94,19 @@ func (d *Drives) begin() bool {
 	}
 	d.background.Add(1)
 	return true
+}
+
+// untilStop returns a context that ends with cancel, or when stop is called.
+func (d *Drives) untilStop() (ctx context.Context, cancel context.CancelFunc) {
+	ctx, cancel = context.WithCancel(context.Background())
+	go func() {
+		select {
+		case <-d.ending:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // stop ends what waits or works in the background, and keeps more of it from beginning.

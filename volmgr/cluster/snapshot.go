@@ -1032,7 +1032,7 @@ func (s *State) mayFlatten(v *Volume) error {
 // baseUnder names the volume that is not thin, and in the tree over whose leg another leg is; empty if there
 // is none.
 func (s *State) baseUnder(l *Leg) string {
-	if !l.mapped() || l.Tree.IsZero() || l.State == LegDeleting {
+	if !l.mayInherit() {
 		return ""
 	}
 	for id := range s.inTree.Get(l.Tree).Keys() {

@@ -61,7 +61,7 @@ func rehearse(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// stage is what a rehearsal needs: a drive in memory, with one leg, and where that is served.
+// stage is what a rehearsal needs: a drive in memory, and the portal at which its leg is served.
 type stage struct {
 	memory   *os.File
 	path     string // leads to memory
@@ -114,7 +114,7 @@ func setStage() (_ *stage, retErr error) {
 	return s, nil
 }
 
-// close ends what is left. What is closed already is closed twice, which does nothing.
+// close may be called after the agents have closed the listener.
 func (s *stage) close() {
 	if s.memory != nil {
 		s.memory.Close()
@@ -124,7 +124,7 @@ func (s *stage) close() {
 	}
 }
 
-// estate is what a process would leave that has not made the leg yet.
+// estate is what the first agent takes over: a drive without legs, and a leg that is wanted.
 func (s *stage) estate() (target.Estate, error) {
 	volume, leg := stageVolume.String(), stageLeg.String()
 	message, err := proto.Marshal(&pb.TargetHandover{
@@ -245,8 +245,8 @@ func (s *stage) connect(ctx context.Context) (*host.Controller, block.Device, er
 	for {
 		c, err := host.Connect(ctx, host.Config{Portals: []string{net.JoinHostPort(s.portal.Address, fmt.Sprint(s.portal.Port))}, Subsystem: stageNQN, Host: stageHost, IOQueues: 1})
 		if err == nil {
-			d, err := c.Namespace(1, stageSpace)
-			if err == nil {
+			var d block.Device
+			if d, err = c.Namespace(1, stageSpace); err == nil {
 				return c, d, nil
 			}
 			c.Cut()
