@@ -27,14 +27,17 @@ func TestScenarioCrashOfALargeVolume(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, TargetDisk: "1200GiB"})
 	c1, c2 := b.Clients[0], b.Clients[1]
 	for _, target := range b.Targets {
-		loop := strings.TrimSpace(shell(t, target, "modprobe loop; truncate -s 1040G /var/lib/weft/drive && losetup -f --show /var/lib/weft/drive"))
+		loop := strings.TrimSpace(shell(t, target, "modprobe loop; truncate -s 1040G /var/lib/weft/drive; loop=$(losetup -f); losetup $loop /var/lib/weft/drive; echo $loop"))
 		b.Eventually(time.Minute, "the large drive of "+target.Name()+" is added", func(context.Context) error {
 			_, err := b.Try("drive", "add", target.Name(), loop)
 			return err
 		})
 	}
 	began := time.Now()
-	b.Weft("volume", "create", "db1", "--size", "1TiB", "--stripes", "4", "--copies", "2")
+	b.Eventually(time.Minute, "there is room for db1 on the large drives", func(context.Context) error {
+		_, err := b.Try("volume", "create", "db1", "--size", "1TiB", "--stripes", "4", "--copies", "2")
+		return err
+	})
 	b.Eventually(20*time.Minute, "db1 is ready", func(ctx context.Context) error {
 		v, err := b.API.GetVolume(ctx, &pb.GetVolumeRequest{Volume: "db1"})
 		if err == nil && v.State != pb.VolumeState_VOLUME_STATE_READY {
