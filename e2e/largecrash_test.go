@@ -91,7 +91,7 @@ func attachedSoon(t *testing.T, b *testbed.Bed, client *vm.Machine) string {
 	}
 	took := attached.Time.AsTime().Sub(granted.Time.AsTime())
 	compared := int64(0)
-	for _, m := range regexp.MustCompile(`msg="copies compared".* read=(\d+) `).FindAllStringSubmatch(b.Daemon(client).Log(), -1) {
+	for _, m := range regexp.MustCompile(`msg="(?:copies compared|making the copies equal)".* read=(\d+) `).FindAllStringSubmatch(b.Daemon(client).Log(), -1) {
 		n, err := strconv.ParseInt(m[1], 10, 64)
 		if err != nil {
 			t.Fatal(err)

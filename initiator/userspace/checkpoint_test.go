@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/raid/checkpoint"
+	"weft.dev/weft/raid/engine"
 )
 
 const region = int64(checkpoint.Region)
@@ -222,5 +223,21 @@ func TestUnwrappingFindsTheTargetsList(t *testing.T) {
 	}
 	if _, err := trackingOf(nil); !errors.Is(err, block.ErrUnsupported) {
 		t.Errorf("trackingOf(nil): %v, want %v", err, block.ErrUnsupported)
+	}
+}
+
+func TestWhatIsReadToMakeCopiesEqualIsCounted(t *testing.T) {
+	known := engine.Part{Known: true, Ranges: []checkpoint.Range{{Off: 0, End: 4096}, {Off: 8192, End: 16384}}}
+	for _, c := range []struct {
+		parts []engine.Part
+		want  int64
+	}{
+		{nil, 2 << 20},
+		{[]engine.Part{known, {Known: true}}, 12288},
+		{[]engine.Part{known, {}}, 1<<20 + 12288},
+	} {
+		if got := toRead(c.parts, 2, 2<<20); got != c.want {
+			t.Errorf("of %v: %d bytes, want %d", c.parts, got, c.want)
+		}
 	}
 }

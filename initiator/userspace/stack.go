@@ -176,8 +176,23 @@ func (k *Keeper) equalizeUnequal(ctx context.Context, st *stack, columns int, la
 		whole = err.Error()
 	}
 	k.Tell(func() { st.whole = whole })
-	k.log.Info("making the copies equal", "whole_because", whole)
+	k.log.Info("making the copies equal", "read", toRead(parts, columns, int64(st.volume.Geometry().Size)), "whole_because", whole)
 	return st.volume.EqualizeParts(ctx, parts)
+}
+
+// toRead is how many bytes of each copy are read to make a volume of size bytes equal. All of a
+// column is read if its part is not known, or missing.
+func toRead(parts []engine.Part, columns int, size int64) (n int64) {
+	for column := range columns {
+		if column >= len(parts) || !parts[column].Known {
+			n += size / int64(columns)
+			continue
+		}
+		for _, r := range parts[column].Ranges {
+			n += r.End - r.Off
+		}
+	}
+	return n
 }
 
 // export makes the device. That reads from the volume, and the reads may be held.
