@@ -3,7 +3,9 @@
 package kube
 
 import (
+	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path"
@@ -78,7 +80,7 @@ func (c *calls) listen(l *Lab, where, driver, front string) error {
 
 func (c *calls) forward(stream grpc.ServerStream, conn *grpc.ClientConn, where string) error {
 	method, _ := grpc.MethodFromServerStream(stream)
-	var request, answer frame
+	var request frame
 	if err := stream.RecvMsg(&request); err != nil {
 		return err
 	}
@@ -89,16 +91,50 @@ func (c *calls) forward(stream grpc.ServerStream, conn *grpc.ClientConn, where s
 	if sent, ok := metadata.FromIncomingContext(ctx); ok {
 		ctx = metadata.NewOutgoingContext(ctx, sent)
 	}
-	err := c.handle(Call{Where: where, Method: path.Base(method), Forward: func() error {
-		return conn.Invoke(ctx, method, &request, &answer)
+	var answers []*frame // of the last time that the call was forwarded
+	forwarded := false
+	err := c.handle(Call{Where: where, Method: path.Base(method), Forward: func() (err error) {
+		forwarded = true
+		answers, err = ask(ctx, conn, method, &request)
+		return err
 	}})
 	if err != nil {
 		return err
 	}
-	if answer.data == nil {
+	if !forwarded {
 		return status.Error(codes.Internal, "the test did not forward the call")
 	}
-	return stream.SendMsg(&answer)
+	for _, a := range answers {
+		if err := stream.SendMsg(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ask forwards a call. Most have one answer; those of SnapshotMetadata have any number.
+func ask(ctx context.Context, conn *grpc.ClientConn, method string, request *frame) (answers []*frame, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
+	if err != nil {
+		return nil, err
+	}
+	// If the call has ended already, the error is the one that it ended with.
+	if err := errors.Join(stream.SendMsg(request), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	for {
+		var a frame
+		switch err := stream.RecvMsg(&a); {
+		case errors.Is(err, io.EOF):
+			return answers, nil
+		case err != nil:
+			return nil, err
+		}
+		a.data = mem.BufferSlice{mem.SliceBuffer(a.data.Materialize())}
+		answers = append(answers, &a)
+	}
 }
 
 // frame is an unparsed message.

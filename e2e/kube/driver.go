@@ -153,6 +153,10 @@ func (l *Lab) sidecarArgs(name string, args []string) []string {
 		switch key {
 		case "--csi-address":
 			a = key + "=" + l.file("csi.sock")
+		case "--tls-cert":
+			a = key + "=" + l.secrets.file("metadata.crt")
+		case "--tls-key":
+			a = key + "=" + l.secrets.file("metadata.key")
 		case "--capacity-ownerref-level":
 			a = key + "=-1" // there is no pod to own the objects
 		}

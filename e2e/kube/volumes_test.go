@@ -33,6 +33,7 @@ func TestKubeVolumes(t *testing.T) {
 		{"one raw device written by pods on two nodes", sharedBlock},
 		{"snapshots and clones of a claim that is written", snapshots},
 		{"a snapshot of two claims at one moment", groupSnapshot},
+		{"a backup of what differs between two snapshots", differences},
 		{"a pod is told that its volume has lost a copy", health},
 	} {
 		l.part(t, part.name, func(t *testing.T) { part.run(t, l) })

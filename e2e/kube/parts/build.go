@@ -4,10 +4,12 @@ package parts
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -160,6 +162,11 @@ func (b builder) module(ctx context.Context, m module) (string, error) {
 		err = errors.Join(err, os.Mkdir(filepath.Join(work, suiteDir), 0o755),
 			os.WriteFile(filepath.Join(work, suiteDir, "suite_test.go"), []byte(suiteTest), 0o644))
 	}
+	for _, p := range m.programs {
+		if dir := filepath.Join(work, p.pkg); p.main != "" {
+			err = errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "main.go"), []byte(p.main), 0o644))
+		}
+	}
 	if err != nil {
 		return "", err
 	}
@@ -192,22 +199,39 @@ func (b builder) theirGoMod(ctx context.Context, v modver.Version) (*modfile.Fil
 	return modfile.Parse(info.GoMod, text, nil)
 }
 
-// crds copies the CustomResourceDefinitions of snapshots out of the module of their client.
+// crds copies the CustomResourceDefinitions of snapshots out of the modules of their clients.
 func (b builder) crds(ctx context.Context) error {
 	to := Parts{b.dir}.CRDs()
 	if _, err := os.Stat(to); err == nil {
 		return nil
-	}
-	info, err := b.download(ctx, crds)
-	if err != nil {
-		return err
 	}
 	work, err := os.MkdirTemp(b.dir, ".crds-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(work)
-	if err := os.CopyFS(work, os.DirFS(filepath.Join(info.Dir, "config/crd"))); err != nil {
+	list := "resources:\n"
+	for _, c := range crds {
+		info, err := b.download(ctx, c)
+		if err != nil {
+			return err
+		}
+		files, err := filepath.Glob(filepath.Join(info.Dir, "config/crd/*.k8s.io_*.yaml"))
+		if err != nil || len(files) == 0 {
+			return fmt.Errorf("find the CRDs of %v: %w", c, cmp.Or(err, fs.ErrNotExist))
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(work, filepath.Base(file)), text, 0o644); err != nil {
+				return err
+			}
+			list += "- " + filepath.Base(file) + "\n"
+		}
+	}
+	if err := os.WriteFile(filepath.Join(work, "kustomization.yaml"), []byte(list), 0o644); err != nil {
 		return err
 	}
 	return os.Rename(work, to)

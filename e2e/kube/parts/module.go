@@ -16,7 +16,8 @@ type module struct {
 	name     string // also the name of its directory
 	requires []modver.Version
 	programs []program
-	suite    bool // includes the program of the external-storage suite
+	suite    bool             // includes the program of the external-storage suite
+	replaces []modver.Version // used in place of all other versions
 	// of is a module whose library versions this one uses as far as possible, so that
 	// shared packages are compiled once. nil: the versions that the module requires.
 	of *module
@@ -26,6 +27,7 @@ type module struct {
 type program struct {
 	name, pkg string
 	test      bool
+	main      string // what is in pkg, if that is a directory of the generated module
 }
 
 // output is the file that go build writes for a main package.
@@ -39,8 +41,12 @@ func (p program) output() string {
 	return path.Base(p.pkg)
 }
 
-// crds is the module with the CustomResourceDefinitions of snapshots.
-var crds = modver.Version{Path: "github.com/kubernetes-csi/external-snapshotter/client/v8", Version: Snapshotter}
+// crds are the modules with the CustomResourceDefinitions of snapshots. The second one has versions of
+// its own, and not every version that the sidecar asks for can be had.
+var crds = []modver.Version{
+	{Path: "github.com/kubernetes-csi/external-snapshotter/client/v8", Version: Snapshotter},
+	{Path: "github.com/kubernetes-csi/external-snapshot-metadata/client", Version: "v1.0.0"},
+}
 
 // modules are built in this order.
 func modules() []module {
@@ -81,7 +87,19 @@ func modules() []module {
 		requires: []modver.Version{{Path: c + "provisioner/v6", Version: Provisioner}},
 		programs: []program{{name: "csi-provisioner", pkg: c + "provisioner/v6/cmd/csi-provisioner"}},
 	}
-	return []module{kubernetes, sidecars, provisioner}
+	// It compiles only with the version of the CSI specification that it asks for: it includes a part of
+	// csi-test, which implements each of its services.
+	metadata := module{
+		name:     "metadata",
+		requires: []modver.Version{{Path: c + "snapshot-metadata", Version: Metadata}},
+		replaces: []modver.Version{crds[1], {Path: "github.com/container-storage-interface/spec", Version: "v1.12.0"}, {Path: "github.com/kubernetes-csi/csi-test/v5", Version: "v5.4.0"}},
+		programs: []program{
+			{name: "csi-snapshot-metadata", pkg: c + "snapshot-metadata/cmd/csi-snapshot-metadata"},
+			{name: "differences", pkg: "./differences", main: differences},
+		},
+		of: &kubernetes,
+	}
+	return []module{kubernetes, sidecars, metadata, provisioner}
 }
 
 // goMod is the go.mod of a module in which m's programs are built. theirs is the go.mod of
@@ -107,6 +125,9 @@ func (m module) goMod(theirs *modfile.File, replacements []modfile.Replace) ([]b
 		if err := f.AddRequire(r.Path, r.Version); err != nil {
 			return nil, err
 		}
+	}
+	for _, r := range m.replaces {
+		replacements = append(replacements, replacement(r.Path, r.Version))
 	}
 	for _, r := range replacements {
 		if err := f.AddReplace(r.Old.Path, r.Old.Version, r.New.Path, r.New.Version); err != nil {
@@ -159,7 +180,7 @@ func (m module) toolsGo() []byte {
 	var b strings.Builder
 	b.WriteString("//go:build tools\n\npackage tools\n\nimport (\n")
 	for _, p := range m.programs {
-		if !p.test {
+		if !p.test && p.main == "" {
 			fmt.Fprintf(&b, "\t_ %q\n", p.pkg)
 		}
 	}

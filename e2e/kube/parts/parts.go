@@ -5,7 +5,7 @@
 // modules. The container runtime comes from the distribution's packages, unpacked but not
 // installed. The images are made of these programs. No image registry is used, and this
 // module's go.mod lists none of it: each program is built in a generated module in the
-// cache. Attacher, resizer and snapshotter are compiled with Kubernetes' versions of the
+// cache. Attacher, resizer and the sidecars of snapshots are compiled with Kubernetes' versions of the
 // libraries, not with their own.
 //
 //	<cache>/kube/<key of the versions>/
@@ -36,6 +36,7 @@ const (
 	Attacher    = "v4.13.0"
 	Resizer     = "v2.3.0"
 	Snapshotter = "v8.7.0" // sidecar, controller and CRDs
+	Metadata    = "v1.1.0" // sidecar and client of SnapshotMetadata
 	Provisioner = "v6.3.0"
 )
 
@@ -133,7 +134,10 @@ func key() string {
 	fmt.Fprint(h, suiteTest)
 	fmt.Fprintln(h, crds)
 	for _, m := range modules() {
-		fmt.Fprintln(h, m.requires, m.programs)
+		fmt.Fprintln(h, m.requires, m.replaces, m.programs)
+		for _, p := range m.programs {
+			fmt.Fprint(h, p.main)
+		}
 	}
 	for _, i := range images {
 		fmt.Fprintln(h, i.file, i.names, i.entrypoint)
