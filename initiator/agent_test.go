@@ -130,6 +130,57 @@ func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
 	})
 }
 
+// A machine that accepts no connections is gone sooner than a leg that may only be slow.
+func TestALegWhoseMachineIsGoneIsLostSooner(t *testing.T) {
+	for at := range 5 { // of the interval of probes
+		in(t, 1, 2, func(w *world) {
+			w.stuck = true
+			time.Sleep(time.Duration(at) * 110 * time.Millisecond)
+			w.powerOff("t1")
+			time.Sleep(600 * time.Millisecond)
+			w.expect("for 0.6 s nothing is done")
+			time.Sleep(900 * time.Millisecond)
+			w.expect("loss", "flush t0", "record-stale c0.1", "destroy-sockets t1", "disconnect t1",
+				"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+			w.answer("t1")
+		})
+	}
+}
+
+// If both machines seem to be gone, this host's network is more likely to blame: neither is given up early.
+func TestNoLegIsLostSoonerThanItsWindowIfNoneAnswers(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.stuck = true
+		w.powerOff("t0")
+		w.powerOff("t1")
+		time.Sleep(1800 * time.Millisecond)
+		w.expect("within the window nothing is done")
+		w.answer("t0")
+		w.answer("t1")
+	})
+}
+
+// Over RDMA it is not tried whether a portal accepts connections.
+func TestALegOverRDMAIsNotLostSooner(t *testing.T) {
+	overRDMA(t, func(w *world) {
+		w.hears(true)
+		w.powerOff("t1")
+		time.Sleep(1900 * time.Millisecond)
+		w.expect("within the window nothing is done")
+	}, pb.Transport_TRANSPORT_RDMA)
+}
+
+// A host that was frozen has not looked.
+func TestAFrozenHostGivesNothingUpEarly(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.powerOff("t1")
+		w.freeze(time.Second)
+		w.answer("t1")
+		time.Sleep(time.Second)
+		w.expect("nothing is done")
+	})
+}
+
 func TestShortSilenceIsForgotten(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		for range 5 {

@@ -27,6 +27,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	switch o := o.(type) {
 	case volume.Connect:
 		return k.connect(ctx, s, o)
+	case volume.Try:
+		return k.try(ctx, o.Path)
 	case volume.RecordInSync:
 		return k.recordInSync(ctx, s, o)
 	case volume.HoldIO:

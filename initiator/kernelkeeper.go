@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
@@ -21,12 +23,13 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
+	tryTimeout     = time.Second      // for an attempt to connect to a portal that is silent
 	partWithin     = 2 * time.Second  // a target that answers ends a connection within 0.3 s
 	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 
 // capabilities are those of device-mapper and the kernel's NVMe host.
-var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true}
+var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true, Tries: true}
 
 // kernelKeeper keeps one volume on the kernel's data path: it observes (observe.go) and carries
 // out (apply.go) what package initiator/volume decides. Calls that may hang in the kernel go
@@ -45,6 +48,8 @@ type kernelKeeper struct {
 	columns  int
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
+	trying   map[volume.Path]time.Time // since when it is tried whether a silent portal accepts connections
+	tried    map[volume.Path]volume.Tried
 	fast     map[string]bool // controllers whose I/O fails once the kernel has noticed that the connection is gone
 	silent   map[string]bool // controllers whose outage is counted
 	watched  map[string]bool
@@ -66,14 +71,18 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{},
+		trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	can := capabilities
 	can.Rail, can.Near = a.cfg.Labels[railLabel], a.cfg.Near
 	k.Keeper = keeper.New(keeper.Config{
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
-		Limits:   volume.Limits{Window: a.cfg.Window, Lease: a.cfg.Lease, Connect: volume.ConnectPatience, Retry: volume.RetryLast},
+		Limits: volume.Limits{
+			Window: a.cfg.Window, Lease: a.cfg.Lease, Mute: min(cmp.Or(a.cfg.TargetPatience, userspace.TargetPatience), a.cfg.Window),
+			Connect: volume.ConnectPatience, Retry: volume.RetryLast,
+		},
 		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)
 	k.log = k.Log

@@ -6,12 +6,15 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
@@ -58,8 +61,56 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 	for i := range k.links {
 		k.observeLeg(ctx, s, &k.links[i])
 	}
+	k.listen(s)
 	k.probe(s)
 	return s, nil
+}
+
+// listen notes since when targets have answered nothing at all. The kernel does not show its keep-alives,
+// so the questions are probes of legs, which wait for drives too. That is why the planner has it tried
+// whether the target accepts connections, and what decides is that it does not.
+func (k *kernelKeeper) listen(s *seen) {
+	for i := range k.links {
+		l := &k.links[i]
+		leg, p := s.Legs[l.Leg], k.pulses[l.Leg]
+		if p == nil {
+			continue
+		}
+		since := p.Unanswered()
+		for j := range leg.Ways {
+			leg.Ways[j].Mute = since
+		}
+		for j := range s.Paths {
+			path := &s.Paths[j]
+			if path.Subsystem == l.NQN && (path.State == volume.PathLive || path.State == volume.PathSilent) && !since.IsZero() && (path.Silent.IsZero() || since.Before(path.Silent)) {
+				path.Silent = since
+			}
+		}
+	}
+	s.Tried, s.Trying = maps.Clone(k.tried), maps.Clone(k.trying)
+}
+
+// try begins to find out whether a silent portal accepts connections. Over RDMA that cannot be told so
+// soon: such a portal counts as one that does.
+func (k *kernelKeeper) try(ctx context.Context, path volume.Path) error {
+	if path.Portal.Transport != block.TCP {
+		k.tried[path] = volume.Tried{At: time.Now(), OK: true}
+		return nil
+	}
+	if _, under := k.trying[path]; under {
+		return volume.ErrLater
+	}
+	k.trying[path] = time.Now()
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+		defer cancel()
+		err := userspace.Reachable(k.agent.cfg.Dial)(ctx, net.JoinHostPort(path.Portal.Address, strconv.Itoa(int(path.Portal.Port))))
+		k.Tell(func() {
+			delete(k.trying, path)
+			k.tried[path] = volume.Tried{At: time.Now(), OK: err == nil}
+		})
+	}()
+	return nil
 }
 
 // observePaths finds the controllers, and the attempts to connect.

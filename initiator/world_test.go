@@ -53,6 +53,7 @@ type world struct {
 	history []string // the calls to the kernel and to the manager, in order
 	next    int      // number of the next controller or head
 	silent  map[string]chan struct{}
+	off     map[string]bool // machines that accept no connections
 	down    map[string]bool
 	ctrl    []fabrics.Controller
 	heads   []fakeHead
@@ -102,7 +103,7 @@ func newWorld(t *testing.T, stripes, copies int) *world {
 		t: t, dir: t.TempDir(), boot: "boot-1", size: 64 * block.MiB, epoch: 1, managers: true, equal: true,
 		volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
 		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
-		silent: map[string]chan struct{}{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
+		silent: map[string]chan struct{}{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
 		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
 	}
 	return w
@@ -273,6 +274,7 @@ func (w *world) fallSilent(node string) {
 func (w *world) answer(node string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.off, node)
 	if c := w.silent[node]; c != nil {
 		close(c)
 		delete(w.silent, node)
@@ -469,9 +471,34 @@ func (w *world) RetryMost() error {
 	return nil
 }
 
-// dialLists is refused: nobody listens beside the targets.
-func (w *world) dialLists(context.Context, string, string) (net.Conn, error) {
-	return nil, unix.ECONNREFUSED
+// dial reaches a target's portal, as long as its machine has power, and nobody beside it: no lists.
+func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	node := w.nodeAt(host)
+	off, down := w.off[node], w.down[node]
+	w.mu.Unlock()
+	switch {
+	case off:
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case down || port != "4420":
+		return nil, unix.ECONNREFUSED
+	}
+	near, far := net.Pipe()
+	far.Close()
+	return near, nil
+}
+
+// powerOff makes a target's machine answer nothing, connections included.
+func (w *world) powerOff(node string) {
+	w.fallSilent(node)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.off[node] = true
 }
 
 // Admin is answered as the kernel's target does, unless the targets keep lists.
@@ -1002,7 +1029,7 @@ func (m manager) RecordInSync(_ context.Context, r *pb.RecordInSyncRequest, _ ..
 func (w *world) agent(log *slog.Logger) *Agent {
 	w.t.Helper()
 	w.files.world = w
-	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log, Dial: w.dialLists, Freezes: &w.files})
+	a, err := New(Config{Node: "h1", Version: "test", BootID: w.boot, Manager: manager{world: w}, StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), DevDir: filepath.Join(w.dir, "dev"), Clock: w.clock, Log: log, Dial: w.dial, Freezes: &w.files})
 	if err != nil {
 		w.t.Fatal(err)
 	}

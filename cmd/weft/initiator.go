@@ -68,7 +68,7 @@ choice and the reason.`,
 	cmd.Flags().StringVar(&o.runDir, "run-dir", "/run/weft/initiator", "`directory` on a tmpfs, for state that must not outlive a boot")
 	cmd.Flags().StringVar(&o.datapath, "datapath", datapathAuto, "data `path`: kernel, user (this process) or auto")
 	cmd.Flags().StringVar(&o.device, "block-device", string(blockdev.Auto), "`kind` of block devices in user space: ublk, nbd, fuse, or auto for the best available")
-	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing and accepts no connections loses its legs, in user space; 300ms to 2s")
+	cmd.Flags().DurationVar(&o.patience, "target-patience", userspace.TargetPatience, "`time` after which a target that answers nothing and accepts no connections loses its legs; 300ms to 2s")
 	cmd.Flags().DurationVar(&o.resumeWithin, "resume-within", 2*time.Minute, "`time` for which the I/O of devices in use waits for the next process when this one has ended, in user space; 0: it fails at once")
 	cmd.Flags().StringVar(&o.nearGPU, "near-gpu", "", "prefer portals in the networks of the card nearest to this `GPU`, a number or a PCI address of weft doctor --gpu; the label rail goes first")
 	cmd.AddCommand(newInitiatorLeave(g), newInitiatorHold(g))

@@ -17,6 +17,7 @@ type Pulse struct {
 	running bool
 	Answers bool // the last probe was answered
 	Looks   int  // looks since it fell silent
+	asked   int  // looks since it has not answered what it was asked last
 }
 
 // Of returns p if the leg is still reached through device, otherwise a new Pulse of device.
@@ -47,7 +48,28 @@ func (p *Pulse) Look(now time.Time, live bool, interval time.Duration) (silent t
 	if silent.IsZero() {
 		p.Looks = 0
 	}
+	p.asked++
+	if p.unanswered().IsZero() {
+		p.asked = 0
+	}
 	return silent
+}
+
+// Unanswered returns since when the leg has answered nothing at all, not even with an error: since its last
+// probe was sent, or no controller has been live. It is zero if the leg owes no answer, or if there were
+// less than three looks since then: a host that was frozen cannot tell.
+func (p *Pulse) Unanswered() time.Time {
+	if p.asked < 3 {
+		return time.Time{}
+	}
+	return p.unanswered()
+}
+
+func (p *Pulse) unanswered() time.Time {
+	if p.running {
+		return earliest(p.dark, p.started)
+	}
+	return p.dark
 }
 
 // Due reports whether it is time for a probe.

@@ -24,8 +24,8 @@ func dialHost(way Dial) dial {
 	return func(ctx context.Context, o dialOptions) (connection, error) { return connect(ctx, way, o) }
 }
 
-// reachable reports whether something accepts connections at a portal.
-func reachable(way Dial) func(ctx context.Context, portal string) error {
+// Reachable reports whether something accepts connections at a portal; nil for way means the network.
+func Reachable(way Dial) func(ctx context.Context, portal string) error {
 	if way == nil {
 		way = new(net.Dialer).DialContext
 	}

@@ -94,7 +94,7 @@ const (
 
 // trySilent tries all portals of a target that is silent on the path in use, once in each silence.
 func (p *planner) trySilent() {
-	if !p.c.Moves {
+	if !p.c.Tries {
 		return
 	}
 	for _, path := range p.s.Paths {
