@@ -47,7 +47,7 @@ var (
 	workers  = flag.Int("workers", 8, "patience: workers of each of the five hosts")
 	cpus     = flag.Int("cpus", 4, "columns: processors of the machine")
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; snapshots: for all files, past the page cache, instead of in memory; patience: for the drives")
-	section  = flag.String("section", "", "user, snapshots: run only sections whose titles contain this: in memory, block devices, on files; writes that wait, beside qcow2, beside dm-thin")
+	section  = flag.String("section", "", "user, snapshots, vm: run only sections whose titles contain this: in memory, block devices, on files; writes that wait, beside qcow2, beside dm-thin; throughput, stall")
 	only     = flag.String("only", "", "user, failover, snapshots: run only workloads or failures whose names contain this; \"create, clone and delete\" is one")
 	results  = flag.String("results", "", "user: file for the results")
 	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")

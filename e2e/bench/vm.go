@@ -40,6 +40,16 @@ func measure(t vm.TB) {
 	b := testbed.Start(t, testbed.Options{DriveSize: "3GiB"})
 	c1 := b.Clients[0]
 	fmt.Printf("kernel %s, three targets with one drive each, one client, TCP; %d rounds of %v s\n\n", vm.KernelVersion(), *rounds, *seconds)
+	if *section == "" || strings.Contains("throughput", *section) {
+		throughput(t, b, c1)
+	}
+	if *section == "" || strings.Contains("stall", *section) {
+		stalls(t, b, c1)
+	}
+}
+
+// throughput compares volumes with the raw namespace.
+func throughput(t vm.TB, b *testbed.Bed, c1 *vm.Machine) {
 	devices := map[string]string{}
 	for i, l := range layouts {
 		name := fmt.Sprintf("bench%d", i)
@@ -58,7 +68,6 @@ func measure(t vm.TB) {
 	for i := range layouts {
 		b.Detach(fmt.Sprintf("bench%d", i))
 	}
-	stalls(t, b, c1)
 }
 
 // rawNamespace is the NVMe device under the volume of one leg.
