@@ -86,6 +86,9 @@ func unrooted(w wantedLeg, l *drive.Label) string {
 	if w.origin == (userspace.Origin{}) || l.Tree(w.GetTreeId()) != nil {
 		return ""
 	}
+	if w.origin.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_COPY && w.origin.Leg.IsZero() && w.GetTreeId() == w.GetLegId() {
+		return "" // it is copied to a tree of its own
+	}
 	return fmt.Sprintf("drive %v does not have tree %s, and so nothing of leg %v", w.drive, w.GetTreeId(), w.origin.Leg)
 }
 

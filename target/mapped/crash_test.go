@@ -294,7 +294,9 @@ func (w *world) step(before func()) error {
 		return w.delete(w.pick(snaps), before)
 	case x < 84 && len(heads) > 1:
 		return w.delete(w.pick(heads), before)
-	case x < 88:
+	case x < 86 && len(heads) > 1 && len(snaps) < 5:
+		return w.seal(w.pick(heads), before)
+	case x < 89:
 		before()
 		w.flatten()
 	case x < 93:
@@ -318,6 +320,16 @@ func (w *world) step(before func()) error {
 		clear(w.m.may)
 	}
 	return nil
+}
+
+// seal makes a head a snapshot: whatever its sectors held before is no longer possible.
+func (w *world) seal(head block.UUID, before func()) error {
+	w.close(head)
+	w.m.frozen[head] = true
+	before()
+	err := w.t.Seal(head)
+	delete(w.m.may, head)
+	return err
 }
 
 // restart ends the process and begins the next one: the drive keeps what it has in its cache.

@@ -281,7 +281,7 @@ func (s *State) wantsCopy(v *Volume) bool {
 func (s *State) unhealable(v *Volume) string {
 	switch {
 	case v.IsSnapshot():
-		return "a copy of a snapshot is not made again"
+		return "targets copy snapshots"
 	case !v.usable():
 		return "it is " + v.unready()
 	case v.users() != "":

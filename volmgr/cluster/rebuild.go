@@ -237,6 +237,9 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 		v.Snapshot = &SnapshotOf{Volume: of.Volume, Name: of.Name, Group: of.Group, Taken: time.Unix(0, of.Taken).UTC(), FSFrozen: of.FSFrozen}
 	}
 	for i := range v.Legs {
+		if found := r.legs[v.Legs[i].ID]; v.IsSnapshot() && !found.Zeroed && !q.Unborn() {
+			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was not completely copied"
+		}
 		if q.Replaced(v.Legs[i].ID) {
 			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was given up"
 		}

@@ -93,7 +93,7 @@ func (t *tx) restored(v *Volume) {
 		l := &v.Legs[i]
 		l.Revision += epochJump
 		l.StaleAt = 0
-		if l.Blank { // or it came into sync after the backup, or was never carved
+		if l.Blank && l.Copying == nil { // or it came into sync after the backup, or was never carved
 			l.Blank, l.Leave = false, true
 		}
 		if l.State == LegRebuilding {

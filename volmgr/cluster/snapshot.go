@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
 )
 
 // A snapshot is a volume of its own that no host may write. Each of its legs is a frozen layer in the
@@ -44,6 +45,9 @@ import (
 const (
 	// snapshotLevel is the level from which on there are snapshots and clones.
 	snapshotLevel block.Level = 4
+	// copiesLevel is the level from which on snapshots are copied: an earlier manager would have the leg of
+	// a copy made of nothing.
+	copiesLevel block.Level = 8
 	// DefaultHoldFor is shorter than what programs take for an error, and long for a network of storage.
 	DefaultHoldFor = 2 * time.Second
 	// MaxHoldFor is the longest that agents hold I/O.
@@ -827,11 +831,14 @@ func wakeHolders(wake woken, old, new *Volume) {
 	}
 }
 
-// indexSnapshot keeps, by volume, how many snapshots it has and which are being taken. by is 1 if v is
-// new, -1 if it is old.
+// indexSnapshot keeps, by volume, how many snapshots it has and which are being taken, and which snapshots
+// lack legs. by is 1 if v is new, -1 if it is old.
 func (s *State) indexSnapshot(v *Volume, by int) {
 	if !v.IsSnapshot() {
 		return
+	}
+	if delete(s.fewer, v.ID); by > 0 && v.fewer() {
+		s.fewer[v.ID] = true
 	}
 	of := v.Snapshot.Volume
 	if n := s.snapshots.Get(of) + by; n > 0 {
@@ -1513,29 +1520,551 @@ func (v *Volume) restoreAgain(to block.VolumeID, from *Volume, now time.Time) {
 	v.Restoring, v.Clean = &Restoring{To: to, Name: from.Name, Formatted: from.Formatted, Listed: v.Generation, Again: true, Since: now.UTC()}, true
 }
 
+// ---- copies that are made again ----
+
+// A leg of a volume that was away while a snapshot was taken has no copy of it, a leg that was made again
+// elsewhere has none of any, and copies leave drives that are lost, drained or evicted. The target of
+// another drive makes the missing copy from one that is left, in these steps. Each is durable before the
+// next:
+//
+//	beginCopy       the record: a new leg of the snapshot, blank and stale
+//	targets         the source exports its leg, read-only, to the target of the new one; that makes a layer
+//	                which begins as the nearest earlier snapshot that both trees have, copies what differs,
+//	                freezes the layer, and records on the label that the leg is prepared
+//	settleCopying   the record: the leg is in sync
+//	settleColumn    a leg that leaves is given up, now that the column has enough without it
+//
+// So a column never has fewer legs in sync than before, and a part of a copy is never taken for whole. The
+// oldest snapshot comes first, so each has the one before it to begin as. A node makes one copy at a time.
+// If what is copied or begun as is lost meanwhile, the leg is freed, and a new one begins anew.
+//
+// The new leg is in the tree of a leg of the volume, where later snapshots will share data with it; else
+// in that of another of the volume's snapshots; else in a tree of its own. A tree over a plain leg (see
+// space.go) takes none: it would keep that leg from being plain again. What is in one can be copied.
+
+// LegCopy says of what a leg of a snapshot is copied.
+type LegCopy struct {
+	From  block.LegID    `json:"from"`           // of the same snapshot
+	Of    block.VolumeID `json:"of,omitzero"`    // the earlier snapshot as which it begins; zero: none
+	Base  block.LegID    `json:"base,omitzero"`  // the leg of that in the new leg's tree
+	Since block.LegID    `json:"since,omitzero"` // and in the source's
+	Began time.Time      `json:"began,omitzero"`
+}
+
+const (
+	// copiesLook is how often noteCopies looks.
+	copiesLook = 5 * time.Second
+	// A copy that has failed for copyFails is given up, so that others of its node have their turn, and
+	// begun anew, perhaps from another source, after copyAgain.
+	copyFails = time.Minute
+	copyAgain = 3 * time.Minute
+	// placeAgain is how soon a source and a place are looked for again if there was none.
+	placeAgain = 15 * time.Second
+)
+
+// uncopied says why a snapshot has not been copied, and when that is tried again.
+type uncopied struct {
+	why   string
+	until time.Time
+}
+
+// noteCopies begins to copy snapshots that lack copies, the oldest first.
+func (t *tx) noteCopies() {
+	if t.level < copiesLevel || t.now.Sub(t.s.lookedAtCopies) < copiesLook {
+		return
+	}
+	t.s.lookedAtCopies = t.now
+	t.freeStrays()
+	busy := t.copying()
+	for _, id := range t.lacking() {
+		for c := range t.peek(id).Layout.Stripes {
+			if t.lacksCopy(t.peek(id), c) {
+				t.beginCopy(id, c, busy)
+			}
+		}
+	}
+}
+
+// lacking returns the snapshots that may lack copies, the oldest first.
+func (t *tx) lacking() (ids []block.VolumeID) {
+	all := maps.Clone(t.s.fewer)
+	for _, d := range t.s.drives {
+		n := t.nodes.peek(d.Node)
+		left, away := t.s.awayLeft(d.ID)
+		if n == nil || d.Leaving == "" && !n.Draining && !n.ConfirmedDead && (!away || left > 0) {
+			continue
+		}
+		for id := range t.s.onNode.Get(d.Node).Keys() {
+			all[id] = true
+		}
+	}
+	for _, id := range sorted(all) {
+		if v := t.peek(id); v != nil && v.IsSnapshot() && v.usable() && len(t.s.takings.Get(v.Snapshot.Volume)) == 0 {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortStableFunc(ids, func(a, b block.VolumeID) int { return t.peek(a).Snapshot.Taken.Compare(t.peek(b).Snapshot.Taken) })
+	return ids
+}
+
+// fewer reports whether a snapshot has fewer legs than it is to have.
+func (v *Volume) fewer() bool {
+	if !v.IsSnapshot() || !v.usable() {
+		return false
+	}
+	for c := range v.Layout.Stripes {
+		if len(v.column(c)) < v.Layout.Group().Members {
+			return true
+		}
+	}
+	return false
+}
+
+// lacksCopy reports whether a column of a snapshot is to get one more leg.
+func (t *tx) lacksCopy(v *Volume, column int) bool {
+	legs := v.column(column)
+	return len(staying(legs, t.leaving)) < v.Layout.Group().Members && len(legs) < v.slots()
+}
+
+// copying names the nodes that make a copy, and the drives with one that fails: it stands in the way of no
+// other drive's.
+func (t *tx) copying() map[string]bool {
+	busy := map[string]bool{}
+	for id := range t.s.unsettled {
+		v := t.peek(id)
+		for i := 0; v != nil && i < len(v.Legs); i++ {
+			l := &v.Legs[i]
+			if l.Copying == nil || !l.member() {
+				continue
+			}
+			if busy[l.Drive.String()] = true; t.s.copyFailed(l).Cause == "" {
+				busy[string(l.Node)] = true
+			}
+		}
+	}
+	return busy
+}
+
+// copyFailed is what the target of a leg that is being copied says is wrong with that; zero: nothing.
+func (s *State) copyFailed(l *Leg) (p Problem) {
+	if on := s.targets[l.Node]; on != nil && on.status.Online {
+		p, _ = on.problem("leg " + l.ID.String())
+	}
+	return p
+}
+
+// beginCopy begins to make a copy of a column of a snapshot, if there is a source, a place for it, and
+// nothing else to do there.
+func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
+	v := t.peek(id)
+	if t.now.Before(t.s.uncopied[id].until) || t.s.copyWaitsFor(v, column) != "" {
+		return
+	}
+	from, to, err := t.planCopy(v, column)
+	if err != nil {
+		t.s.uncopied[id] = uncopied{err.Error(), t.now.Add(placeAgain)}
+		return
+	}
+	if busy[string(to.Node)] || busy[to.Drive.String()] {
+		return
+	}
+	next := v.clone()
+	next.Generation++
+	next.Placed = next.nextPlace()
+	to.ID, to.Column, to.Copy, to.Place = frozenLeg(v.ID, from.ID, 0, t.gen), column, v.freeSlot(column), next.Placed
+	to.Image, to.Listed = image.Image{Kind: image.Mapped}, next.Generation
+	to.Copying = t.copyOf(v, &from, &to)
+	to.State, to.Revision, to.StaleSince, to.StaleAt, to.CopyAll, to.CopyAllSince, to.Blank, to.Reason = LegStale, 1, t.now.UTC(), t.gen, true, 1, true, "it is being copied"
+	next.Legs = append(next.Legs, to)
+	next.sortLegs()
+	if d := t.s.lacksRoom(v, next); d != nil {
+		t.s.uncopied[id] = uncopied{fmt.Sprintf("the label of %s has no room for another leg", d.object()), t.now.Add(copyAgain)}
+		return
+	}
+	delete(t.s.uncopied, id)
+	t.volumes.set(id, next)
+	t.unsure[id] = true
+	busy[string(to.Node)] = true
+	t.volumeEvent(next, event.Info, event.LegAdded, fmt.Sprintf("%v, on drive %s: the snapshot is copied there from %s%s", &to, t.drives.peek(to.Drive).Device, from.Node, because(t.whyAdded(v, column))),
+		"leg", to.ID.String(), "node", string(to.Node))
+}
+
+// planCopy chooses of what a copy is made, and where.
+func (t *tx) planCopy(v *Volume, column int) (from, to Leg, err error) {
+	var sources []*Leg
+	for _, l := range v.column(column) {
+		if l.trusted() && t.s.mayExport(v, l) {
+			sources = append(sources, l)
+		}
+	}
+	if stay := staying(sources, t.leaving); len(stay) > 0 {
+		sources = stay
+	}
+	if len(sources) == 0 {
+		return from, to, fmt.Errorf("no copy of column %d can be read", column)
+	}
+	if to, err = t.copyPlace(v, column); err != nil {
+		return from, to, err
+	}
+	return *sources[t.gen%uint64(len(sources))], to, nil // another one than that which failed before, perhaps
+}
+
+// copyPlace returns the place of one more leg of a column: its drive, its node and its tree, zero for one of
+// its own.
+func (t *tx) copyPlace(v *Volume, column int) (to Leg, err error) {
+	beside := func(o *Volume) bool {
+		for _, l := range o.column(column) {
+			if l.trusted() && t.s.ownTree(l) && t.takesCopy(v, l) {
+				to = Leg{Drive: l.Drive, Node: l.Node, Tree: l.tree()}
+				return true
+			}
+		}
+		return false
+	}
+	if o := t.peek(v.Snapshot.Volume); o != nil && o.usable() && beside(o) {
+		return to, nil
+	}
+	for _, o := range slices.Backward(t.siblings(v)) {
+		if beside(o) {
+			return to, nil
+		}
+	}
+	place, err := t.s.newPlace(v, column, "", t.seedFor(v, column), t.lookup())
+	switch {
+	case err != nil:
+		return to, err
+	case !t.s.copies(place.Drive.Node):
+		return to, fmt.Errorf("target %s cannot copy snapshots: it is of an earlier version", place.Drive.Node)
+	}
+	return Leg{Drive: place.Drive.ID, Node: place.Drive.Node}, nil
+}
+
+// takesCopy reports whether a copy of a snapshot can be made in the tree of a leg, beside the copies that stay.
+func (t *tx) takesCopy(v *Volume, l *Leg) bool {
+	n, d := t.nodes.peek(l.Node), t.drives.peek(l.Drive)
+	switch {
+	case n == nil || d == nil || t.leaving(l) != "" || n.shunned() != "":
+		return false
+	case !t.s.servable(l) || !t.s.copies(l.Node) || slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Column == l.Column && o.Drive == l.Drive }):
+		return false
+	}
+	return t.s.besides(v, l.Column, &placement.Drive{ID: d.ID, Node: d.Node, Domain: n.label(v.Spread)}, t.lookup()) == ""
+}
+
+// copyWaitsFor says what a copy waits for before a place is looked for; empty if it may begin. A leg of the
+// volume that is on its way comes first, so that the copy can be beside it.
+func (s *State) copyWaitsFor(v *Volume, column int) string {
+	o := s.volumes.Get(v.Snapshot.Volume)
+	switch {
+	case o == nil || o.State == VolumeDeleting || !o.Thin:
+		return ""
+	case !o.usable():
+		return fmt.Sprintf("%s, which is %s", o.object(), o.unready())
+	}
+	legs := o.column(column)
+	for _, l := range legs {
+		if !l.trusted() || s.leaving(l) != "" {
+			return fmt.Sprintf("%v of %s to be in sync where it stays", l, o.object())
+		}
+	}
+	if len(legs) != o.Layout.Group().Members {
+		return fmt.Sprintf("%s to have all copies of column %d", o.object(), column)
+	}
+	return ""
+}
+
+// ownTree reports whether a leg is in a tree that is over no plain leg.
+func (s *State) ownTree(l *Leg) bool {
+	if !l.mapped() {
+		return false
+	}
+	for id := range s.onNode.Get(l.Node).Keys() {
+		v := s.volumes.Get(id)
+		if v != nil && slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Based && o.Drive == l.Drive && o.tree() == l.tree() }) {
+			return false
+		}
+	}
+	return true
+}
+
+// copies reports whether a target knows how to copy legs of snapshots.
+func (s *State) copies(node block.NodeName) bool {
+	on := s.targets[node]
+	return on != nil && on.report != nil && on.report.Copies
+}
+
+// siblings returns the snapshots of the same volume that are complete and older than one, the oldest first.
+func (t *tx) siblings(of *Volume) (all []*Volume) {
+	volume, _, _ := strings.Cut(string(of.Name), "@")
+	prefix := volume + "@"
+	for name, id := range t.s.byName.After(prefix) {
+		if !strings.HasPrefix(name, prefix) {
+			break
+		}
+		v := t.peek(id)
+		if v.IsSnapshot() && v.Snapshot.Volume == of.Snapshot.Volume && v.usable() && v.Snapshot.Taken.Before(of.Snapshot.Taken) {
+			all = append(all, v)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *Volume) int { return a.Snapshot.Taken.Compare(b.Snapshot.Taken) })
+	return all
+}
+
+// copyOf says of what a leg is copied, and as which earlier snapshot it begins.
+func (t *tx) copyOf(v *Volume, from, to *Leg) *LegCopy {
+	work := &LegCopy{From: from.ID, Began: t.now.UTC()}
+	for _, o := range slices.Backward(t.siblings(v)) {
+		here, there := o.inTree(to), o.inTree(from)
+		if here != nil && there != nil && o.Size <= v.Size {
+			work.Of, work.Base, work.Since = o.ID, here.ID, there.ID
+			break
+		}
+	}
+	return work
+}
+
+// inTree returns the complete leg of a snapshot in the tree of another leg; nil if there is none.
+func (v *Volume) inTree(beside *Leg) *Leg {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Column == beside.Column && l.Drive == beside.Drive && l.tree() == beside.tree() && l.trusted() {
+			return l
+		}
+	}
+	return nil
+}
+
+// settleCopying ends copies that are complete, that have lost what they are made of, or that fail.
+func (t *tx) settleCopying(id block.VolumeID) {
+	v := t.peek(id)
+	if !v.IsSnapshot() || !v.usable() {
+		return
+	}
+	for _, l := range v.Legs {
+		if l.Copying == nil || !l.member() {
+			continue
+		}
+		why := t.copyLost(v, &l)
+		p := t.s.copyFailed(&l)
+		failed := p.Cause != "" && t.now.Sub(p.Since) > copyFails && t.now.Sub(l.Copying.Began) > copyFails
+		switch {
+		case t.s.copied(&l):
+			v = t.volume(id)
+			fresh := v.leg(l.ID)
+			fresh.good()
+			fresh.Rebuilt = t.now.UTC()
+			v.Generation++
+			t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: the snapshot is copied%s", &l, t.s.copiedBytes(&l)), "leg", l.ID.String(), "node", string(l.Node))
+		case why != "":
+			t.endCopy(id, l.ID, why)
+		case failed:
+			why = fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
+			t.endCopy(id, l.ID, why)
+			t.s.uncopied[id] = uncopied{"the last attempt failed: " + why, t.now.Add(copyAgain)}
+		}
+	}
+}
+
+// endCopy frees a leg that is not complete.
+func (t *tx) endCopy(id block.VolumeID, leg block.LegID, why string) {
+	v := t.volume(id)
+	l := v.leg(leg)
+	l.State, l.FreedAt, l.Copying = LegDeleting, t.gen, nil
+	v.Generation++
+	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v is not copied: %s", l, why), "leg", leg.String(), "node", string(l.Node))
+	v.sortLegs()
+}
+
+// copied reports whether a leg is complete by its label.
+func (s *State) copied(l *Leg) bool {
+	d, _ := s.driveReport(l)
+	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool { return label.Leg == l.ID && label.Zeroed && label.Tree == l.tree() })
+}
+
+// copiedBytes says how much was copied to a leg; empty if its target does not say.
+func (s *State) copiedBytes(l *Leg) string {
+	if on := s.targets[l.Node]; on != nil {
+		if n := on.legs.Get(l.ID).Copied; n > 0 {
+			return ", " + n.Short()
+		}
+	}
+	return ""
+}
+
+// copyLost says why a copy cannot be completed; empty if it can.
+func (t *tx) copyLost(v *Volume, l *Leg) string {
+	if why := t.leaving(l); why != "" {
+		return why
+	}
+	if from := v.leg(l.Copying.From); from == nil || from.State != LegInSync {
+		return "the leg that it is copied from is lost"
+	}
+	if l.Copying.Of.IsZero() {
+		return ""
+	}
+	o := t.peek(l.Copying.Of)
+	for _, id := range []block.LegID{l.Copying.Base, l.Copying.Since} {
+		if o == nil || o.State != VolumeReady || o.leg(id) == nil || o.leg(id).State != LegInSync {
+			return "the snapshot that it begins as was deleted"
+		}
+	}
+	return ""
+}
+
+// mayExport reports whether a leg of a snapshot can be copied from.
+func (s *State) mayExport(v *Volume, l *Leg) bool {
+	return s.servable(l) && s.nodes[l.Node] != nil && (v.authentication() != block.AuthenticationRequire || s.authenticates(l.Node))
+}
+
+// originOf is what a target makes a leg of. A leg that is to be copied is never left to begin as zeroes.
+func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
+	if l.Copying == nil {
+		return v.origin(l)
+	}
+	from := v.leg(l.Copying.From)
+	if from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady {
+		return LegOrigin{Wait: true, Copy: &CopySource{}}
+	}
+	x := s.copyExport(v, l, from)
+	source := &CopySource{
+		Portals: s.nodes[from.Node].Portals, NQN: x.NQN, Host: x.Host, Keys: x.Keys, NSID: v.nsid(from), UUID: v.namespace(from), Since: l.Copying.Since,
+	}
+	if o := s.volumes.Get(v.Snapshot.Volume); o != nil {
+		source.Rate = o.RebuildRate
+	}
+	return LegOrigin{Leg: l.Copying.Base, Copy: source}
+}
+
+// copyExport is the subsystem through which a leg of a snapshot is copied from another one.
+func (s *State) copyExport(v *Volume, l, from *Leg) WantedExport {
+	x := WantedExport{
+		Volume: v.ID, Epoch: v.Epoch, Serial: block.SerialNumber(v.ID), Host: block.HostFromID(l.ID.UUID), ReadOnly: true,
+		Namespaces: []WantedNamespace{{v.nsid(from), from.ID, v.namespace(from)}},
+	}
+	x.NQN = block.SubsystemNQN(v.ID, v.Epoch, x.Host, from.Node)
+	if v.authentication() != block.AuthenticationOff && !s.master.IsZero() && s.authenticates(from.Node) {
+		x.Host = block.ProvenHost(x.NQN)
+		x.Keys = s.master.Of(x.NQN, x.Host.NQN)
+	}
+	return x
+}
+
+// copyExports are the exports of a node for copies of a snapshot.
+func (s *State) copyExports(v *Volume, node block.NodeName) (all []WantedExport) {
+	for i := range v.Legs {
+		l := &v.Legs[i]
+		if l.Copying == nil || !l.member() || v.State != VolumeReady {
+			continue
+		}
+		if from := v.leg(l.Copying.From); from != nil && from.Node == node && from.trusted() {
+			all = append(all, s.copyExport(v, l, from))
+		}
+	}
+	return all
+}
+
+// copyingWaits says how far the copy of a leg is, or what is in its way.
+func (s *State) copyingWaits(v *Volume, l *Leg) string {
+	from := v.leg(l.Copying.From)
+	if from != nil && !s.servable(from) {
+		return fmt.Sprintf("its source: %s", cmp.Or(s.legWaitsFor(from), "it is not ready"))
+	}
+	if on := s.targets[l.Node]; on != nil && s.servable(l) && s.copyFailed(l).Cause == "" && from != nil {
+		r := on.legs.Get(l.ID)
+		return fmt.Sprintf("%s copied from %s, up to %s of %s", r.Copied.Short(), from.Node, r.Zeroed.Short(), v.Layout.LegSize(v.Size).Short())
+	}
+	return s.legWaitsFor(l)
+}
+
+// lackingWaits says what a column of a snapshot that lacks a copy waits for before that is begun.
+func (s *State) lackingWaits(v *Volume, column int) (waits, actions []string) {
+	failed, later := s.uncopied[v.ID]
+	switch {
+	case s.level < copiesLevel:
+		return []string{fmt.Sprintf("the cluster to be at level %d, from which on snapshots are copied", copiesLevel)}, []string{"`weft upgrade finish`"}
+	case v.Layout.Slots() <= v.Layout.Group().Members:
+		return nil, nil // it has one copy, of which there is no other
+	}
+	why := s.copyWaitsFor(v, column)
+	if later && why == "" {
+		why = failed.why
+	}
+	return []string{fmt.Sprintf("another copy of column %d: %s", column, cmp.Or(why, "it is begun within seconds, one at a time on each node"))}, nil
+}
+
+// freeStrays has legs of snapshots freed that no record has: a target has made one for a manager whose
+// store was lost then. One that is not prepared holds nothing. One that is may be of another moment than
+// the snapshot, and is freed once the column has all of its legs in sync.
+func (t *tx) freeStrays() {
+	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
+		on := t.s.targets[name]
+		for _, id := range sorted(on.unknown) {
+			if d := t.drives.peek(id); d != nil && on.status.Online {
+				t.freeStraysOn(d, on.drives[id].Legs)
+			}
+		}
+	}
+}
+
+func (t *tx) freeStraysOn(d *Drive, labels []evidence.LegLabel) {
+	for i := range labels {
+		label := &labels[i]
+		v := t.peek(label.Volume.ID)
+		if v == nil || !v.IsSnapshot() || !v.usable() || v.leg(label.Leg) != nil || label.Column >= v.Layout.Stripes || label.Kind != image.Mapped {
+			continue
+		}
+		if label.Zeroed && t.s.serving(v)[label.Column].Len() < v.Layout.Group().Members {
+			continue
+		}
+		v = t.volume(v.ID)
+		l := Leg{
+			ID: label.Leg, Column: label.Column, Copy: min(label.Copy, block.MaxSlots-1), Drive: d.ID, Node: d.Node, Image: label.Image, Place: v.nextPlace(),
+			State: LegDeleting, FreedAt: t.gen, Revision: label.Revision, Reason: "no record had it",
+		}
+		if label.Tree != label.Leg.UUID {
+			l.Tree = label.Tree
+		}
+		v.Placed = l.Place
+		v.Legs = append(v.Legs, l)
+		v.sortLegs()
+		t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, so it is freed", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
+	}
+}
+
 // ---- legs that are lost ----
 
-// A snapshot's legs are not made again elsewhere. One that is gone for good is forgotten if there is
-// another, so that its drive can be removed.
-
-// mayLose refuses to give up legs of a snapshot that can be read, or that no other leg stands in for.
+// mayLose refuses to give up legs of a snapshot that cannot be copied, and that no other leg stands in for.
 func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
 	for _, l := range legs {
-		if s.servable(l) || l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy)) {
-			return refused(ReasonDriveInUse, object, "holds %v of %s, and a snapshot's legs are not made again elsewhere", l, v.Name).
+		only := l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy))
+		switch {
+		case !s.servable(l) && only:
+			return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
+				hint("`weft explain volume %s` says what can be done", v.Name)
+		case !s.servable(l):
+		case s.level < copiesLevel:
+			return refused(ReasonDriveInUse, object, "holds %v of %s, and snapshots are copied to other drives from level %d on", l, v.Name, copiesLevel).
+				hint("`weft upgrade finish`, or delete the snapshot: `weft snapshot delete %s`", v.Name)
+		case v.Layout.Slots() <= v.Layout.Group().Members:
+			return refused(ReasonDriveInUse, object, "holds a leg of %s, which has a single copy of its data", v.Name).
 				hint("delete the snapshot: `weft snapshot delete %s`; to keep what it holds, copy it to another volume before", v.Name)
 		}
 	}
 	return nil
 }
 
-// loseLegs forgets the legs of a snapshot's column that are gone for good.
+// loseLegs gives up the legs of a snapshot's column that are gone for good, and those that are not known to
+// be good any more, if there is another: it is copied from that.
 func (t *tx) loseLegs(id block.VolumeID, column int) {
 	for _, l := range t.peek(id).column(column) {
 		n, d := t.nodes.peek(l.Node), t.drives.peek(l.Drive)
-		gone := n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict
-		if gone && !t.s.servable(l) && t.others(t.peek(id), l) > 0 {
+		gone := (n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict) && !t.s.servable(l)
+		stale := l.State == LegStale && l.Copying == nil && t.level >= copiesLevel
+		switch {
+		case t.others(t.peek(id), l) == 0 || l.Copying != nil:
+		case gone:
 			t.retire(t.volume(id), l.ID, t.leaving(l))
+		case stale:
+			t.retire(t.volume(id), l.ID, cmp.Or(l.Reason, "it is stale"))
 		}
 	}
 }
@@ -1559,7 +2088,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	}
 	x := v.taking()
 	if x == nil {
-		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes; a copy that is lost is not made again elsewhere", v.Snapshot.Name))
+		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes", v.Snapshot.Name))
 		if v.Snapshot.FSFrozen {
 			e.Facts = append(e.Facts, "no file system on it had a write under way when it was taken")
 		}

@@ -89,7 +89,9 @@ func (l *Leg) tree() (id block.UUID) {
 }
 
 // takesSpace reports whether a leg takes space from the reserve of its drive as it is written.
-func (v *Volume) takesSpace(l *Leg) bool { return (l.mapped() || l.Based) && !v.IsSnapshot() }
+func (v *Volume) takesSpace(l *Leg) bool {
+	return (l.mapped() || l.Based) && (!v.IsSnapshot() || l.Copying != nil)
+}
 
 // spaceTaken is the extents of a drive that are granted to trees, or are being taken back.
 func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }

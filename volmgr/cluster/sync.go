@@ -267,6 +267,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 // good makes a leg in sync and clears what described it as stale.
 func (l *Leg) good() {
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll, l.CopyAllSince, l.Blank = LegInSync, "", time.Time{}, 0, false, 0, false
+	l.Copying = nil
 }
 
 // copyAll notes that what a stale leg misses is not known from now on.
@@ -423,7 +424,7 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 	legs := slices.Clone(v.Legs) // first those of which only changes are copied
 	slices.SortStableFunc(legs, func(a, b Leg) int { return cmp.Compare(rank(a.Blank), rank(b.Blank)) })
 	for _, l := range legs {
-		if l.State != LegStale || !l.member() || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
+		if l.State != LegStale || !l.member() || l.Copying != nil || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
 			continue
 		}
 		busy[l.Column] = true
@@ -444,6 +445,9 @@ func rank(last bool) int {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
+	if l.Copying != nil {
+		return s.copyingWaits(v, l)
+	}
 	why := cmp.Or(s.noCopier(v), s.notCopied(v, l))
 	switch unhealed := s.unhealed(l); {
 	case unhealed == "" || v.users() != "":

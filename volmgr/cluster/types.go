@@ -253,6 +253,8 @@ type Leg struct {
 	// Origin is the leg as which this one begins, until it is in the tree, or the one that it is made
 	// again of; see snapshot.go.
 	Origin block.LegID `json:"origin,omitzero"`
+	// Copying is of what a leg of a snapshot is being copied; nil: it is not. It is never changed in place.
+	Copying *LegCopy `json:"copying,omitempty"`
 	// Leave: an operator asked to move the leg.
 	Leave bool `json:"leave,omitempty"`
 	// Rebalanced: it leaves because its drive is among the fullest of its pool.
