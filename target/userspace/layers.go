@@ -202,11 +202,11 @@ func (t *openTree) startCopy(id block.LegID, size block.Size, base block.LegID) 
 	if err := t.Delete(id.UUID); err != nil {
 		return nil, err
 	}
-	begin := func() error { return t.Create(id.UUID, size, nil) }
+	from := Origin{}
 	if !base.IsZero() {
-		begin = func() error { return t.Clone(base.UUID, id.UUID, size, nil) }
+		from = Origin{Leg: base, Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE}
 	}
-	if err := begin(); err != nil {
+	if err := begin(t.Tree, id, size, from); err != nil {
 		return nil, err
 	}
 	return t.openLeg(id, size)

@@ -416,6 +416,22 @@ func TestALegIsFilledFromElsewhere(t *testing.T) {
 	}
 }
 
+// The snapshot as which a copy begins may be larger in its tree than its volume was: its leg had grown already, in
+// an expansion that was not complete.
+func TestACopyBeginsAsASnapshotThatIsLargerInItsTree(t *testing.T) {
+	p := newPlanted(t)
+	p.stop(t)
+	must(t, p.disk.Prepare(leg, 1, 2*block.GiB, Origin{}))
+	p.carve(t, monday)
+	p.write(t, leg, 'a', 0)
+	must(t, p.disk.Prepare(monday, 1, block.GiB, freezeOf(leg)))
+	p.carve(t, tuesday)
+	must(t, p.disk.Copy(tuesday, 1, block.GiB, monday, func(to block.Device, _ func() block.Size) error {
+		return block.WriteAt(to, bytes.Repeat([]byte{'b'}, 4096), 1<<20)
+	}))
+	p.holds(t, tuesday, "ab--")
+}
+
 // A copy that is the first of its tree makes that, and makes it again if it was cut off before the label said
 // so. Nothing begins as what a tree without a word on the label may have.
 func TestACopyMakesATreeOfItsOwn(t *testing.T) {

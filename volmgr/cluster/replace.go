@@ -237,6 +237,8 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return "the leg that it was to replace is back", true
 	case t.others(v, l) < enough:
 		return "", false
+	case t.s.clonesBegin(v) != "":
+		return "", false
 	case !leaving:
 		return "the column has enough copies without it", true
 	default:
@@ -330,6 +332,8 @@ type lookup struct {
 	carved map[block.DriveID][][]image.Extent
 	step   bool          // a step is under way
 	only   block.DriveID // the drive to use; zero: any
+	// refuses says why a drive is not to be used; empty if it may. nil: each may.
+	refuses func(*placement.Drive) string
 }
 
 func (t *tx) lookup() lookup {
@@ -438,6 +442,11 @@ func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Dri
 	}
 	if to != "" && x.Node != to {
 		return fmt.Sprintf("not on node %s", to)
+	}
+	if at.refuses != nil {
+		if why := at.refuses(x); why != "" {
+			return why
+		}
 	}
 	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
 		return "it takes no new legs"
@@ -620,6 +629,9 @@ func (s *State) noPlaceFor(v *Volume, column int) (why, hint string) {
 
 // retirementWaits says what a column with a leg too many waits for.
 func (s *State) retirementWaits(v *Volume, column int) (waits []string) {
+	if c := s.clonesBegin(v); c != "" {
+		return []string{fmt.Sprintf("volume %s, which begins as it or goes back to it, to be ready before a leg is given up", c)}
+	}
 	if s.serving(v)[column].Len() > v.Layout.Group().Members {
 		return nil
 	}

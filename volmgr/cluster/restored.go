@@ -213,6 +213,9 @@ func (t *tx) resume(v *Volume, id block.LegID, q *evidence.Inquiry) {
 	case verdict.Good:
 		l.good()
 		l.Suspect = verdict.Suspect || l.Suspect && !verdict.Final
+	case l.State == LegInSync && !q.Replaced(id) && t.s.complete(v, l):
+		// A leg of a snapshot that no record has may be on a label, too. None can be newer: it never changes.
+		l.good()
 	case l.State == LegStale:
 		l.Reason = verdict.Why
 	default:

@@ -370,7 +370,7 @@ func (t *tx) attempt(members []block.VolumeID) {
 				l.State, l.FreedAt = LegDeleting, t.gen
 			}
 		}
-		if o := t.peek(v.Snapshot.Volume); t.settledOrigin(o) {
+		if o := t.peek(v.Snapshot.Volume); settledOrigin(o) {
 			v.Size, v.Layout, v.Formatted = o.Size, o.Layout, o.Formatted
 			next.Epoch, next.Hosts = o.Epoch, writers(o)
 			t.freezable(v, o, &next)
@@ -395,7 +395,7 @@ func (t *tx) holdID(members []block.VolumeID) string {
 
 // settledOrigin reports whether a snapshot of a volume can be taken now: hosts that may write it serve
 // it, and its copies are equal but for what those hosts know.
-func (t *tx) settledOrigin(o *Volume) bool {
+func settledOrigin(o *Volume) bool {
 	if !o.usable() || o.ExpandingTo != 0 {
 		return false
 	}
@@ -405,6 +405,15 @@ func (t *tx) settledOrigin(o *Volume) bool {
 		}
 	}
 	return len(writers(o)) > 0 || o.equal() && !o.writerMayRemain()
+}
+
+// unsettledOrigin says why no snapshot of a volume can be taken now, unfrozenColumn why there is none of a column.
+func unsettledOrigin(o *Volume) string {
+	return fmt.Sprintf("%s is being attached, detached or expanded, or no host has made its copies equal", o.object())
+}
+
+func unfrozenColumn(o *Volume) string {
+	return fmt.Sprintf("%s has a column without a copy in sync on a target that is online and can take snapshots", o.object())
 }
 
 // writers are the hosts that may write a volume.
@@ -496,7 +505,7 @@ func (t *tx) settleTaking(id block.VolumeID) {
 func (t *tx) begun(members []block.VolumeID) bool {
 	for _, id := range members {
 		o := t.peek(t.peek(id).Snapshot.Volume)
-		if !t.settledOrigin(o) {
+		if !settledOrigin(o) {
 			return false
 		}
 		probe := Volume{ID: id, Layout: o.Layout}
@@ -559,12 +568,12 @@ func (t *tx) broken(members []block.VolumeID) string {
 func (t *tx) brokenOne(v *Volume) string {
 	taking, o := v.taking(), t.peek(v.Snapshot.Volume)
 	switch {
-	case !t.settledOrigin(o):
-		return fmt.Sprintf("%s is being attached, detached or expanded, or no host has made its copies equal", o.object())
+	case !settledOrigin(o):
+		return unsettledOrigin(o)
 	case o.Epoch != taking.Epoch || !slices.Equal(writers(o), taking.Hosts) || o.Size != v.Size:
 		return fmt.Sprintf("%s was attached, detached or expanded meanwhile", o.object())
 	case !v.everyColumn():
-		return fmt.Sprintf("%s has a column without a copy in sync on a target that is online and can take snapshots", o.object())
+		return unfrozenColumn(o)
 	}
 	if taking.Phase == Preparing {
 		ended := func(h TakingHost) bool { return t.s.holdOf(o, h, taking) == HoldEnded } // before it began
@@ -772,6 +781,13 @@ func (s *State) phaseWaits(v, o *Volume) (waits []string) {
 	if o == nil {
 		return waits
 	}
+	switch {
+	case x.Phase != Preparing:
+	case !settledOrigin(o):
+		waits = append(waits, unsettledOrigin(o))
+	case !v.everyColumn():
+		waits = append(waits, unfrozenColumn(o))
+	}
 	waits = append(waits, s.baseWaits(o, x)...)
 	for _, h := range x.Hosts {
 		if what := s.hostWaits(o, h, x); what != "" {
@@ -962,6 +978,9 @@ func (s *State) mayPromise(v *Volume) error {
 // clonesBegin names a volume that is being created from a snapshot, or is going back to it; empty if
 // there is none.
 func (s *State) clonesBegin(v *Volume) string {
+	if !v.IsSnapshot() {
+		return ""
+	}
 	for _, node := range v.nodes() {
 		for id := range s.onNode.Get(node).Keys() {
 			if c := s.volumes.Get(id); c.State == VolumeCreating && c.CloneOf == v.Name || c.Restoring != nil && c.Restoring.To == v.ID {
@@ -1562,10 +1581,35 @@ const (
 	placeAgain = 15 * time.Second
 )
 
-// uncopied says why a snapshot has not been copied, and when that is tried again.
+// columnOf is a column of a volume.
+type columnOf struct {
+	volume block.VolumeID
+	column int
+}
+
+// uncopied says why a column of a snapshot has not been copied, when that is tried again, and the drives and
+// sources with which it has failed: others have their turn first. The map does not change.
 type uncopied struct {
-	why   string
-	until time.Time
+	why    string
+	until  time.Time
+	failed map[block.UUID]bool
+}
+
+// noteUncopied notes why a column is not copied for some time.
+func (t *tx) noteUncopied(v *Volume, column int, why string, wait time.Duration) {
+	key := columnOf{v.ID, column}
+	t.s.uncopied[key] = uncopied{why, t.now.Add(wait), t.s.uncopied[key].failed}
+}
+
+// noteFailure notes that a leg could not be copied. A source that cannot be reached says nothing about the drive.
+func (t *tx) noteFailure(v *Volume, l *Leg, why string) {
+	key := columnOf{v.ID, l.Column}
+	failed := map[block.UUID]bool{l.Copying.From.UUID: true}
+	maps.Copy(failed, t.s.uncopied[key].failed)
+	if from := v.leg(l.Copying.From); from != nil && t.s.servable(from) {
+		failed[l.Drive.UUID] = true
+	}
+	t.s.uncopied[key] = uncopied{"the last attempt failed: " + why, t.now.Add(copyAgain), failed}
 }
 
 // noteCopies begins to copy snapshots that lack copies, the oldest first.
@@ -1574,7 +1618,7 @@ func (t *tx) noteCopies() {
 		return
 	}
 	t.s.lookedAtCopies = t.now
-	t.freeStrays()
+	t.settleStrays()
 	busy := t.copying()
 	for _, id := range t.lacking() {
 		for c := range t.peek(id).Layout.Stripes {
@@ -1587,7 +1631,8 @@ func (t *tx) noteCopies() {
 
 // lacking returns the snapshots that may lack copies, the oldest first.
 func (t *tx) lacking() (ids []block.VolumeID) {
-	all := maps.Clone(t.s.fewer)
+	all := map[block.VolumeID]bool{}
+	maps.Copy(all, t.s.fewer)
 	for _, d := range t.s.drives {
 		n := t.nodes.peek(d.Node)
 		left, away := t.s.awayLeft(d.ID)
@@ -1656,13 +1701,13 @@ func (s *State) copyFailed(l *Leg) (p Problem) {
 // beginCopy begins to make a copy of a column of a snapshot, if there is a source, a place for it, and
 // nothing else to do there.
 func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
-	v := t.peek(id)
-	if t.now.Before(t.s.uncopied[id].until) || t.s.copyWaitsFor(v, column) != "" {
+	v, key := t.peek(id), columnOf{id, column}
+	if t.now.Before(t.s.uncopied[key].until) || t.s.copyWaitsFor(v, column) != "" {
 		return
 	}
 	from, to, err := t.planCopy(v, column)
 	if err != nil {
-		t.s.uncopied[id] = uncopied{err.Error(), t.now.Add(placeAgain)}
+		t.noteUncopied(v, column, err.Error(), placeAgain)
 		return
 	}
 	if busy[string(to.Node)] || busy[to.Drive.String()] {
@@ -1678,10 +1723,10 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 	next.Legs = append(next.Legs, to)
 	next.sortLegs()
 	if d := t.s.lacksRoom(v, next); d != nil {
-		t.s.uncopied[id] = uncopied{fmt.Sprintf("the label of %s has no room for another leg", d.object()), t.now.Add(copyAgain)}
+		t.noteUncopied(v, column, fmt.Sprintf("the label of %s has no room for another leg", d.object()), copyAgain)
 		return
 	}
-	delete(t.s.uncopied, id)
+	t.noteUncopied(v, column, "", 0) // with what it failed before counts until it succeeds
 	t.volumes.set(id, next)
 	t.unsure[id] = true
 	busy[string(to.Node)] = true
@@ -1691,30 +1736,37 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 
 // planCopy chooses of what a copy is made, and where.
 func (t *tx) planCopy(v *Volume, column int) (from, to Leg, err error) {
+	failed := t.s.uncopied[columnOf{v.ID, column}].failed
 	var sources []*Leg
+	why := "none is in sync"
 	for _, l := range v.column(column) {
-		if l.trusted() && t.s.mayExport(v, l) {
-			sources = append(sources, l)
+		if !l.trusted() {
+			continue
 		}
-	}
-	if stay := staying(sources, t.leaving); len(stay) > 0 {
-		sources = stay
+		if cause := t.s.unexportable(v, l); cause != "" {
+			why = cause
+			continue
+		}
+		sources = append(sources, l)
 	}
 	if len(sources) == 0 {
-		return from, to, fmt.Errorf("no copy of column %d can be read", column)
+		return from, to, fmt.Errorf("no copy of column %d can be read: %s", column, why)
 	}
-	if to, err = t.copyPlace(v, column); err != nil {
-		return from, to, err
+	slices.SortStableFunc(sources, func(a, b *Leg) int {
+		return cmp.Or(rank(failed[a.ID.UUID])-rank(failed[b.ID.UUID]), rank(t.leaving(a) != "")-rank(t.leaving(b) != ""))
+	})
+	if to, err = t.copyPlace(v, column, failed); err != nil && len(failed) > 0 {
+		to, err = t.copyPlace(v, column, nil) // all have failed, so each is tried again
 	}
-	return *sources[t.gen%uint64(len(sources))], to, nil // another one than that which failed before, perhaps
+	return *sources[0], to, err
 }
 
 // copyPlace returns the place of one more leg of a column: its drive, its node and its tree, zero for one of
-// its own.
-func (t *tx) copyPlace(v *Volume, column int) (to Leg, err error) {
+// its own. It is on no drive with which the copy has failed.
+func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool) (to Leg, err error) {
 	beside := func(o *Volume) bool {
 		for _, l := range o.column(column) {
-			if l.trusted() && t.s.ownTree(l) && t.takesCopy(v, l) {
+			if l.trusted() && !failed[l.Drive.UUID] && t.s.ownTree(l) && t.takesCopy(v, l) {
 				to = Leg{Drive: l.Drive, Node: l.Node, Tree: l.tree()}
 				return true
 			}
@@ -1729,12 +1781,19 @@ func (t *tx) copyPlace(v *Volume, column int) (to Leg, err error) {
 			return to, nil
 		}
 	}
-	place, err := t.s.newPlace(v, column, "", t.seedFor(v, column), t.lookup())
-	switch {
-	case err != nil:
+	at := t.lookup()
+	at.refuses = func(x *placement.Drive) string {
+		switch {
+		case !t.s.copies(x.Node):
+			return fmt.Sprintf("target %s cannot copy snapshots: it is of an earlier version", x.Node)
+		case failed[x.ID.UUID]:
+			return "a copy to it has failed"
+		}
+		return ""
+	}
+	place, err := t.s.newPlace(v, column, "", t.seedFor(v, column), at)
+	if err != nil {
 		return to, err
-	case !t.s.copies(place.Drive.Node):
-		return to, fmt.Errorf("target %s cannot copy snapshots: it is of an earlier version", place.Drive.Node)
 	}
 	return Leg{Drive: place.Drive.ID, Node: place.Drive.Node}, nil
 }
@@ -1778,7 +1837,7 @@ func (s *State) ownTree(l *Leg) bool {
 	if !l.mapped() {
 		return false
 	}
-	for id := range s.onNode.Get(l.Node).Keys() {
+	for id := range s.inTree.Get(l.tree()).Keys() {
 		v := s.volumes.Get(id)
 		if v != nil && slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Based && o.Drive == l.Drive && o.tree() == l.tree() }) {
 			return false
@@ -1847,7 +1906,8 @@ func (t *tx) settleCopying(id block.VolumeID) {
 		p := t.s.copyFailed(&l)
 		failed := p.Cause != "" && t.now.Sub(p.Since) > copyFails && t.now.Sub(l.Copying.Began) > copyFails
 		switch {
-		case t.s.copied(&l):
+		case t.s.copied(&l) && !t.doubtful(v, &l):
+			delete(t.s.uncopied, columnOf{id, l.Column})
 			v = t.volume(id)
 			fresh := v.leg(l.ID)
 			fresh.good()
@@ -1859,7 +1919,7 @@ func (t *tx) settleCopying(id block.VolumeID) {
 		case failed:
 			why = fmt.Sprintf("target %s: %s: %s", l.Node, p.Doing, p.Cause)
 			t.endCopy(id, l.ID, why)
-			t.s.uncopied[id] = uncopied{"the last attempt failed: " + why, t.now.Add(copyAgain)}
+			t.noteFailure(v, &l, why)
 		}
 	}
 }
@@ -1895,8 +1955,15 @@ func (t *tx) copyLost(v *Volume, l *Leg) string {
 	if why := t.leaving(l); why != "" {
 		return why
 	}
-	if from := v.leg(l.Copying.From); from == nil || from.State != LegInSync {
+	from := v.leg(l.Copying.From)
+	if from == nil || from.State != LegInSync {
 		return "the leg that it is copied from is lost"
+	}
+	if t.doubtful(v, l) {
+		return "it is not certain that what it is made of is good"
+	}
+	if why := t.s.unproven(v, from.Node); why != "" {
+		return why
 	}
 	if l.Copying.Of.IsZero() {
 		return ""
@@ -1910,9 +1977,27 @@ func (t *tx) copyLost(v *Volume, l *Leg) string {
 	return ""
 }
 
-// mayExport reports whether a leg of a snapshot can be copied from.
-func (s *State) mayExport(v *Volume, l *Leg) bool {
-	return s.servable(l) && s.nodes[l.Node] != nil && (v.authentication() != block.AuthenticationRequire || s.authenticates(l.Node))
+// doubtful reports whether a copy is made of a leg that is suspect. Even if it is complete, it is not taken then.
+func (t *tx) doubtful(v *Volume, l *Leg) bool {
+	suspect := func(o *Volume, id block.LegID) bool { return o != nil && o.leg(id) != nil && o.leg(id).Suspect }
+	o := t.peek(l.Copying.Of)
+	return suspect(v, l.Copying.From) || suspect(o, l.Copying.Base) || suspect(o, l.Copying.Since)
+}
+
+// unexportable says why a leg of a snapshot cannot be copied from; empty if it can.
+func (s *State) unexportable(v *Volume, l *Leg) string {
+	if !s.servable(l) || s.nodes[l.Node] == nil {
+		return cmp.Or(s.legWaitsFor(l), fmt.Sprintf("%v is not served", l))
+	}
+	return s.unproven(v, l.Node)
+}
+
+// unproven says why a snapshot that requires authentication is not read from a target; empty if it may be.
+func (s *State) unproven(v *Volume, target block.NodeName) string {
+	if v.authentication() == block.AuthenticationRequire && (s.master.IsZero() || !s.authenticates(target)) {
+		return fmt.Sprintf("target %s does not authenticate hosts, which %s requires", target, v.object())
+	}
+	return ""
 }
 
 // originOf is what a target makes a leg of. A leg that is to be copied is never left to begin as zeroes.
@@ -1921,7 +2006,7 @@ func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
 		return v.origin(l)
 	}
 	from := v.leg(l.Copying.From)
-	if from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady {
+	if from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady || s.unproven(v, from.Node) != "" {
 		return LegOrigin{Wait: true, Copy: &CopySource{}}
 	}
 	x := s.copyExport(v, l, from)
@@ -1955,7 +2040,7 @@ func (s *State) copyExports(v *Volume, node block.NodeName) (all []WantedExport)
 		if l.Copying == nil || !l.member() || v.State != VolumeReady {
 			continue
 		}
-		if from := v.leg(l.Copying.From); from != nil && from.Node == node && from.trusted() {
+		if from := v.leg(l.Copying.From); from != nil && from.Node == node && from.trusted() && s.unproven(v, node) == "" {
 			all = append(all, s.copyExport(v, l, from))
 		}
 	}
@@ -1968,6 +2053,9 @@ func (s *State) copyingWaits(v *Volume, l *Leg) string {
 	if from != nil && !s.servable(from) {
 		return fmt.Sprintf("its source: %s", cmp.Or(s.legWaitsFor(from), "it is not ready"))
 	}
+	if from != nil && s.unproven(v, from.Node) != "" {
+		return "its source: " + s.unproven(v, from.Node)
+	}
 	if on := s.targets[l.Node]; on != nil && s.servable(l) && s.copyFailed(l).Cause == "" && from != nil {
 		r := on.legs.Get(l.ID)
 		return fmt.Sprintf("%s copied from %s, up to %s of %s", r.Copied.Short(), from.Node, r.Zeroed.Short(), v.Layout.LegSize(v.Size).Short())
@@ -1977,56 +2065,114 @@ func (s *State) copyingWaits(v *Volume, l *Leg) string {
 
 // lackingWaits says what a column of a snapshot that lacks a copy waits for before that is begun.
 func (s *State) lackingWaits(v *Volume, column int) (waits, actions []string) {
-	failed, later := s.uncopied[v.ID]
+	failed := s.uncopied[columnOf{v.ID, column}]
 	switch {
 	case s.level < copiesLevel:
 		return []string{fmt.Sprintf("the cluster to be at level %d, from which on snapshots are copied", copiesLevel)}, []string{"`weft upgrade finish`"}
 	case v.Layout.Slots() <= v.Layout.Group().Members:
 		return nil, nil // it has one copy, of which there is no other
 	}
-	why := s.copyWaitsFor(v, column)
-	if later && why == "" {
-		why = failed.why
-	}
+	why := cmp.Or(s.copyWaitsFor(v, column), failed.why)
 	return []string{fmt.Sprintf("another copy of column %d: %s", column, cmp.Or(why, "it is begun within seconds, one at a time on each node"))}, nil
 }
 
-// freeStrays has legs of snapshots freed that no record has: a target has made one for a manager whose
-// store was lost then. One that is not prepared holds nothing. One that is may be of another moment than
-// the snapshot, and is freed once the column has all of its legs in sync.
-func (t *tx) freeStrays() {
+// settleStrays looks after legs of snapshots that no record has: a target has made them for a manager whose
+// store was lost then. One that is complete, and of the moment of which the snapshot is, is one of its legs
+// again where the column lacks one. One that is not prepared holds nothing, and is freed. Another one may be of
+// an attempt that failed, and is freed once the column has all of its legs in sync.
+func (t *tx) settleStrays() {
 	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
 		on := t.s.targets[name]
 		for _, id := range sorted(on.unknown) {
 			if d := t.drives.peek(id); d != nil && on.status.Online {
-				t.freeStraysOn(d, on.drives[id].Legs)
+				t.settleStraysOn(d, on.drives[id].Legs)
 			}
 		}
 	}
 }
 
-func (t *tx) freeStraysOn(d *Drive, labels []evidence.LegLabel) {
+func (t *tx) settleStraysOn(d *Drive, labels []evidence.LegLabel) {
 	for i := range labels {
 		label := &labels[i]
 		v := t.peek(label.Volume.ID)
-		if v == nil || !v.IsSnapshot() || !v.usable() || v.leg(label.Leg) != nil || label.Column >= v.Layout.Stripes || label.Kind != image.Mapped {
-			continue
+		switch {
+		case !v.lostTrackOf(label):
+		case t.adoptable(v, d, label):
+			t.adoptStray(v, d, label)
+		case !label.Zeroed || t.s.serving(v)[label.Column].Len() >= v.Layout.Group().Members:
+			t.freeStray(v, d, label)
 		}
-		if label.Zeroed && t.s.serving(v)[label.Column].Len() < v.Layout.Group().Members {
-			continue
+	}
+}
+
+// lostTrackOf reports whether a label is of a leg of a snapshot, which is nil if there is no such volume, and
+// the record does not have the leg.
+func (v *Volume) lostTrackOf(label *evidence.LegLabel) bool {
+	return v != nil && v.IsSnapshot() && v.usable() && v.leg(label.Leg) == nil && label.Column < v.Layout.Stripes && label.Kind == image.Mapped
+}
+
+// adoptable reports whether a leg that no record has is as good as those of the record. Labels say when a
+// snapshot was taken only once it is complete, and a copy is complete only when it holds all of that.
+func (t *tx) adoptable(v *Volume, d *Drive, label *evidence.LegLabel) bool {
+	n := t.nodes.peek(d.Node)
+	return v.ofItsMoment(label) && label.Volume.Size == v.Size && label.Volume.Epoch <= v.Epoch && n != nil && d.Leaving == "" && n.shunned() == "" && t.lacksCopy(v, label.Column) &&
+		t.s.besides(v, label.Column, &placement.Drive{ID: d.ID, Node: d.Node, Domain: n.label(v.Spread)}, t.lookup()) == ""
+}
+
+// ofItsMoment reports whether a label is of a complete leg of a snapshot, and of the moment of which that is.
+func (v *Volume) ofItsMoment(label *evidence.LegLabel) bool {
+	taken := label.Volume.Snapshot.Taken
+	return v.IsSnapshot() && label.Zeroed && taken != 0 && taken == nanoseconds(v.Snapshot.Taken)
+}
+
+// complete reports whether a leg of a snapshot is complete by its label, and of the snapshot's moment.
+func (s *State) complete(v *Volume, l *Leg) bool {
+	d, _ := s.driveReport(l)
+	return slices.ContainsFunc(d.Legs, func(label evidence.LegLabel) bool { return label.Leg == l.ID && v.ofItsMoment(&label) })
+}
+
+// strayLeg is the leg that a label is of.
+func (v *Volume) strayLeg(d *Drive, label *evidence.LegLabel) Leg {
+	l := Leg{ID: label.Leg, Column: label.Column, Drive: d.ID, Node: d.Node, Image: label.Image, Place: v.nextPlace(), Revision: label.Revision}
+	if label.Tree != label.Leg.UUID {
+		l.Tree = label.Tree
+	}
+	return l
+}
+
+func (t *tx) adoptStray(v *Volume, d *Drive, label *evidence.LegLabel) {
+	v = t.volume(v.ID)
+	l := v.strayLeg(d, label)
+	v.Generation = max(v.Generation, label.Volume.Generation) + 1
+	l.Copy, l.State, l.Listed, v.Placed = v.freeSlot(l.Column), LegInSync, v.Generation, l.Place
+	v.Legs = append(v.Legs, l)
+	v.sortLegs()
+	if l.shares() {
+		t.grafts[l.tree()] = append(t.grafts[l.tree()], v.ID)
+	}
+	t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, and by its label it is complete", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
+}
+
+func (t *tx) freeStray(v *Volume, d *Drive, label *evidence.LegLabel) {
+	v = t.volume(v.ID)
+	l := v.strayLeg(d, label)
+	l.Copy, l.State, l.FreedAt, l.Reason, v.Placed = min(label.Copy, block.MaxSlots-1), LegDeleting, t.gen, "no record had it", l.Place
+	v.Legs = append(v.Legs, l)
+	v.sortLegs()
+	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, so it is freed", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
+}
+
+// explainStrays names the legs of a snapshot that no record has, and that stay for now.
+func (s *State) explainStrays(e *Explanation, v *Volume) {
+	for _, node := range slices.Sorted(maps.Keys(s.targets)) {
+		on := s.targets[node]
+		for _, id := range sorted(on.unknown) {
+			for i := range on.drives[id].Legs {
+				if label := &on.drives[id].Legs[i]; label.Volume.ID == v.ID && v.lostTrackOf(label) {
+					e.Facts = append(e.Facts, fmt.Sprintf("drive %v on %s has leg %v of it, which no record has, as after a store was lost: it is freed once column %d has all of its copies, since it may be of another moment", id, node, label.Leg, label.Column))
+				}
+			}
 		}
-		v = t.volume(v.ID)
-		l := Leg{
-			ID: label.Leg, Column: label.Column, Copy: min(label.Copy, block.MaxSlots-1), Drive: d.ID, Node: d.Node, Image: label.Image, Place: v.nextPlace(),
-			State: LegDeleting, FreedAt: t.gen, Revision: label.Revision, Reason: "no record had it",
-		}
-		if label.Tree != label.Leg.UUID {
-			l.Tree = label.Tree
-		}
-		v.Placed = l.Place
-		v.Legs = append(v.Legs, l)
-		v.sortLegs()
-		t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, so it is freed", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
 	}
 }
 
@@ -2088,6 +2234,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	}
 	x := v.taking()
 	if x == nil {
+		s.explainStrays(e, v)
 		e.Facts = append(e.Facts, fmt.Sprintf("it is a snapshot of %s, and never changes", v.Snapshot.Name))
 		if v.Snapshot.FSFrozen {
 			e.Facts = append(e.Facts, "no file system on it had a write under way when it was taken")

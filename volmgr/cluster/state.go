@@ -215,7 +215,7 @@ type reported struct {
 	trials   backoff.Trials
 	away     map[block.DriveID]time.Time // since when drives cannot be used
 	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
-	uncopied map[block.VolumeID]uncopied // snapshots that could not be copied
+	uncopied map[columnOf]uncopied       // columns of snapshots that could not be copied
 	// healings are of detached volumes that lack a copy; see copying.go.
 	healings cow.Map[block.VolumeID, healing]
 	stopping map[block.NodeName]stop // targets that say that they stop; see upkeep.go
@@ -283,7 +283,7 @@ func empty() *State {
 			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
-			uncopied:      map[block.VolumeID]uncopied{},
+			uncopied:      map[columnOf]uncopied{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
 			answered:      map[block.VolumeID]map[block.NodeName]answered{},

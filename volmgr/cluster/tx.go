@@ -244,7 +244,7 @@ func (t *tx) commit() Outcome {
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
-			delete(s.uncopied, id)
+			maps.DeleteFunc(s.uncopied, func(c columnOf, _ uncopied) bool { return c.volume == id })
 			delete(s.asked, id)
 			delete(s.answered, id)
 			for i := 0; old != nil && i < len(old.Legs); i++ {

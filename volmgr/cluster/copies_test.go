@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/keys"
+)
+
+// copying returns the leg of a snapshot that is being copied; nil if there is none.
+func (v *Volume) copying() *Leg {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.Copying != nil && l.member() {
+			return l
+		}
+	}
+	return nil
+}
+
+// newCopyWorld has a snapshot db1@mon that lacks a copy, which is begun and does not get on.
+func newCopyWorld(t *testing.T) (w *snapWorld, from, to *Leg) {
+	w = newSnapWorld(t, 1)
+	for _, x := range w.targets {
+		x.copyFails = "it does not get on"
+	}
+	w.missed("db1", "mon")
+	w.look(3)
+	v := w.volume("db1@mon")
+	to = v.copying()
+	if to == nil {
+		t.Fatalf("no copy was begun: %+v", v.Legs)
+	}
+	return w, v.leg(to.Copying.From), to
+}
+
+// A snapshot that requires authentication is copied from no target that does not demand it, and from none
+// while there are no keys: its data would be exported to whoever says that it is the copying target.
+func TestASnapshotThatRequiresAuthenticationIsNotExportedWithoutIt(t *testing.T) {
+	w, from, to := newCopyWorld(t)
+	v := w.volume("db1@mon").clone()
+	v.Authentication = block.AuthenticationRequire
+	for _, c := range []struct{ master, target bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+		w.s.master, w.s.nodes[from.Node].TargetAuthenticates = keys.Master{}, c.target
+		if c.master {
+			w.s.master = keys.Make([32]byte{1})
+		}
+		exports, origin := w.s.copyExports(v, from.Node), w.s.originOf(v, v.leg(to.ID))
+		if may := c.master && c.target; may != (len(exports) == 1) || may == origin.Wait || may != (w.s.unexportable(v, from) == "") {
+			t.Errorf("%+v: exports %+v, origin %+v, %q", c, exports, origin, w.s.unexportable(v, from))
+		}
+		for _, x := range exports {
+			if x.Keys.IsZero() {
+				t.Errorf("%+v: an export without keys", c)
+			}
+		}
+		if why := w.s.copyingWaits(v, v.leg(to.ID)); strings.Contains(why, "does not authenticate") == (c.master && c.target) {
+			t.Errorf("%+v: it waits for %q", c, why)
+		}
+	}
+	w.s.nodes[from.Node].TargetAuthenticates = false
+	if why := newTx(w.s, w.now).copyLost(v, v.leg(to.ID)); why == "" {
+		t.Error("the copy waits for a target that authenticates no more")
+	}
+}
+
+// A drive to which a copy has failed gives way to others.
+func TestACopyThatFailsIsTriedOnAnotherDrive(t *testing.T) {
+	w, from, to := newCopyWorld(t)
+	for name, x := range w.targets {
+		if name != to.Node {
+			x.copyFails = ""
+		}
+	}
+	w.now = w.now.Add(copyFails)
+	w.look(3)
+	w.now = w.now.Add(copyAgain)
+	w.look(6)
+	v := w.bothCopies("db1@mon", to.Drive)
+	if v.leg(from.ID) == nil {
+		t.Errorf("its legs are %+v", v.Legs)
+	}
+	if left := w.s.uncopied[columnOf{v.ID, 0}]; left.failed != nil {
+		t.Errorf("%+v is kept after it succeeded", left)
+	}
+}
+
+// A source that cannot be reached says nothing about the drive to which it was copied.
+func TestASourceThatIsAwayIsNotTheFaultOfTheDrive(t *testing.T) {
+	w, from, to := newCopyWorld(t)
+	w.targets[from.Node].down = true
+	w.must(TargetLost{Session: 1, Node: from.Node})
+	v := w.volume("db1@mon")
+	tx := newTx(w.s, w.now)
+	tx.noteFailure(v, v.leg(to.ID), "it is away")
+	if failed := w.s.uncopied[columnOf{v.ID, 0}].failed; failed[to.Drive.UUID] || !failed[from.ID.UUID] {
+		t.Errorf("what failed is %v", failed)
+	}
+}
+
+// Of the drives with room, one whose target can copy is chosen.
+func TestACopyIsPlacedWhereItCanBeMade(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.missed("db1", "mon")
+	v := w.volume("db1@mon").clone()
+	v.Legs = slices.DeleteFunc(v.Legs, func(l Leg) bool { return l.Copying != nil || !l.Rebuilt.IsZero() })
+	v.Snapshot = v.Snapshot.with(nil)
+	v.Snapshot.Volume = block.VolumeID{} // its volume is gone
+	var may block.NodeName
+	for name := range w.targets {
+		if name != v.Legs[0].Node {
+			w.s.targets[name].report.Copies = may == ""
+			if may == "" {
+				may = name
+			}
+		}
+	}
+	for i := range uint64(16) {
+		tx := newTx(w.s, w.now)
+		tx.gen += i
+		if to, err := tx.copyPlace(v, 0, nil); err != nil || to.Node != may {
+			t.Errorf("generation %d: %v, %v, want %s", i, to.Node, err, may)
+		}
+		failed := map[block.UUID]bool{}
+		for id := range w.s.drivesOn[may] {
+			failed[id.UUID] = true
+		}
+		if to, err := tx.copyPlace(v, 0, failed); err == nil {
+			t.Errorf("generation %d: a drive with which it failed: %v", i, to.Node)
+		}
+	}
+}
+
+// One column that cannot be copied does not hold up the others.
+func TestAColumnThatCannotBeCopiedDoesNotHoldUpOthers(t *testing.T) {
+	w, _, _ := newCopyWorld(t)
+	v := w.volume("db1@mon")
+	tx := newTx(w.s, w.now)
+	tx.noteUncopied(v, 0, "no copy can be read", placeAgain)
+	if !tx.now.Before(w.s.uncopied[columnOf{v.ID, 0}].until) || tx.now.Before(w.s.uncopied[columnOf{v.ID, 1}].until) {
+		t.Errorf("what is not copied: %+v", w.s.uncopied)
+	}
+}
+
+// What is copied from a leg that may not be good, or begins as one, is not taken for good, even if it is complete.
+func TestACopyOfASuspectLegIsNotTaken(t *testing.T) {
+	for _, what := range []string{"source", "base", "what the source has of it"} {
+		w := newSnapWorld(t, 1)
+		if err := w.take("sun", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		for _, x := range w.targets {
+			x.copyFails = "it does not get on"
+		}
+		w.missed("db1", "mon")
+		w.look(3)
+		v := w.volume("db1@mon")
+		l := v.copying()
+		if l == nil || l.Copying.Base.IsZero() {
+			t.Fatalf("the copy is %+v", l)
+		}
+		id, sun := l.ID, w.volume("db1@sun")
+		map[string]*Leg{"source": v.leg(l.Copying.From), "base": sun.leg(l.Copying.Base), "what the source has of it": sun.leg(l.Copying.Since)}[what].Suspect = true
+		if tx := newTx(w.s, w.now); !tx.doubtful(v, l) || tx.copyLost(v, l) == "" {
+			t.Errorf("%s is suspect, and the copy goes on", what)
+		}
+		if what == "source" { // its column has no other, so it is found good
+			continue
+		}
+		x := w.targets[l.Node]
+		x.ready[id], w.frozen[id], w.legs[id] = true, true, w.legs[l.Copying.From]
+		w.targetActs(x)
+		w.must(Tick{})
+		if l := w.volume("db1@mon").leg(id); l != nil && l.State != LegDeleting {
+			t.Errorf("%s is suspect: the leg is %+v", what, l)
+		}
+	}
+}
+
+// A leg of a snapshot stays as long as a volume is to begin as it, or is going back to it.
+func TestALegThatVolumesBeginAsIsNotGivenUp(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	may := func() bool {
+		v := w.volume("db1@mon").clone()
+		third := v.Legs[0]
+		third.ID, third.Copy = block.LegID{UUID: block.UUID{7}}, 2
+		for id, d := range w.s.drives {
+			if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == d.Node }) {
+				third.Drive, third.Node = id, d.Node
+			}
+		}
+		v.Legs = append(v.Legs, third)
+		_, needless := newTx(w.s, w.now).needless(v, &v.Legs[0], false)
+		return needless
+	}
+	if !may() {
+		t.Fatal("a leg too many is not given up")
+	}
+	w.must(CreateVolume{Name: "c", From: "db1@mon", Seed: w.seed()})
+	if may() {
+		t.Error("a leg is given up as which a clone is to begin")
+	}
+	w.settle()
+	if !may() {
+		t.Error("a leg too many is not given up after the clone is made")
+	}
+	w.must(Detach{Volume: "db1", Node: "c1"})
+	w.settle()
+	w.must(RestoreVolume{Volume: "db1", Snapshot: "db1@mon"})
+	if may() {
+		t.Error("a leg is given up to which a volume is going back")
+	}
+}
+
+// A store from before a snapshot was copied finds the copy again: what is complete, and of the same moment, is
+// one of its legs. What may be of another moment is not; it is named, and freed when it is not needed.
+func TestACompleteLegThatNoRecordHasIsOneAgain(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		w := newSnapWorld(t, 1)
+		w.s.level = copiesLevel - 1 // so that it is not copied before the backup
+		w.missed("db1", "mon")
+		old := w.s.Records()
+		w.s.level = block.KnownLevel
+		w.look(6)
+		v := w.bothCopies("db1@mon", block.DriveID{})
+		i := slices.IndexFunc(v.Legs, func(l Leg) bool { return !l.Rebuilt.IsZero() })
+		if i < 0 {
+			t.Fatalf("its legs are %+v", v.Legs)
+		}
+		copied, n := v.Legs[i], w.copied
+		w.lose("old backup", old)
+		w.s.level = block.KnownLevel
+		if n := len(w.volume("db1@mon").Legs); n != 1 {
+			t.Fatalf("the backup knows of %d legs", n)
+		}
+		if x := w.targets[copied.Node]; !same {
+			label := x.legs[copied.ID]
+			label.Volume.Snapshot.Taken++
+			x.legs[copied.ID] = label
+		}
+		found, named := false, false
+		for range 12 {
+			w.look(1, "db1")
+			l := w.volume("db1@mon").leg(copied.ID)
+			found = found || l != nil && l.trusted()
+			e, err := w.s.Explain("db1@mon")
+			if err != nil {
+				t.Fatal(err)
+			}
+			named = named || strings.Contains(strings.Join(e.Facts, "\n"), copied.ID.String())
+		}
+		if found != same || same && w.copied != n || !same && !named {
+			t.Errorf("of the same moment %v: it is a leg again %v, named %v, %d copies were made", same, found, named, w.copied-n)
+		}
+		if same {
+			w.bothCopies("db1@mon", block.DriveID{})
+		}
+	}
+}
+
+// A snapshot whose volume cannot be frozen says so.
+func TestASnapshotThatCannotBeginSaysWhy(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.step(CreateSnapshots{Snapshots: []NewSnapshot{{Volume: "db1", Name: "x"}}, Seed: w.seed()}); err != nil {
+		t.Fatal(err)
+	}
+	w.volume("db1").Attachment.Left = true
+	v := w.volume("db1@x")
+	v.Legs = nil
+	if waits := w.s.phaseWaits(v, w.volume("db1")); !strings.Contains(strings.Join(waits, "\n"), "being attached, detached or expanded") {
+		t.Errorf("it waits for %q", waits)
+	}
+}
