@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -277,5 +278,125 @@ func TestASnapshotThatCannotBeginSaysWhy(t *testing.T) {
 	v.Legs = nil
 	if waits := w.s.phaseWaits(v, w.volume("db1")); !strings.Contains(strings.Join(waits, "\n"), "being attached, detached or expanded") {
 		t.Errorf("it waits for %q", waits)
+	}
+}
+
+// Whenever the store is lost while a snapshot is copied, and whatever store takes its place, the snapshot stays
+// what it is, on each of its legs, and can be read.
+func TestASnapshotOutlivesAStoreThatIsLostWhileItIsCopied(t *testing.T) {
+	copied := 0
+	for _, kind := range []string{"drives", "old backup", "new backup"} {
+		for moment := range 14 {
+			w := newSnapWorld(t, uint64(moment))
+			w.s.level = copiesLevel - 1 // so that it is not copied before the backup
+			w.missed("db1", "mon")
+			w.s.level = block.KnownLevel
+			records := w.s.Records()
+			w.now = w.now.Add(copiesLook)
+			w.must(Tick{})
+			names := slices.Sorted(maps.Keys(w.targets))
+			for i := range moment {
+				w.targetActs(w.targets[names[i%len(names)]])
+			}
+			if kind == "new backup" {
+				records = w.s.Records()
+			}
+			content := w.legs[w.volume("db1@mon").Legs[0].ID]
+			w.lose(kind, records)
+			t.Logf("%s, moment %d", kind, moment)
+			for range 12 {
+				w.look(1, "db1")
+			}
+			w.check()
+			v := w.volume("db1@mon")
+			if v == nil || !v.usable() || legsIn(v.inSync()) == 0 {
+				e, err := w.s.Explain("db1@mon")
+				t.Fatalf("%s, moment %d: it is %+v, explained as %+v, %v", kind, moment, v, e, err)
+			}
+			for _, l := range v.Legs {
+				if l.trusted() && w.legs[l.ID] != content {
+					t.Errorf("%s, moment %d: %v holds %d, want %d", kind, moment, &l, w.legs[l.ID], content)
+				}
+			}
+			if legsIn(v.inSync()) == 2 {
+				copied++
+			}
+		}
+	}
+	if copied == 0 {
+		t.Error("no copy was there after a store was lost")
+	}
+	t.Logf("%d had both copies", copied)
+}
+
+// What a lost store had found out about a leg of a snapshot counts as long as a label says so, although the leg
+// is complete: it is not good if the newest label lists it as stale or as suspect, whether or not the label of
+// the other leg is found.
+func TestALegOfASnapshotIsNotBelievedAgainstTheNewestLabel(t *testing.T) {
+	for _, c := range []struct {
+		kind, what string
+		alone      bool
+	}{
+		{"drives", "stale", false}, {"drives", "stale", true}, {"drives", "suspect", false}, {"drives", "suspect", true},
+		{"old backup", "stale", false}, {"old backup", "stale", true}, {"old backup", "suspect", false}, {"old backup", "suspect", true},
+	} {
+		w := newSnapWorld(t, 1)
+		if err := w.take("mon", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		records := w.s.Records()
+		good, bad := w.volume("db1@mon").Legs[0], w.volume("db1@mon").Legs[1]
+		newest := good
+		if c.alone { // the drive of the good leg has lost its label
+			newest = bad
+			delete(w.targets[good.Node].legs, good.ID)
+			delete(w.targets[good.Node].ready, good.ID)
+		}
+		x := w.targets[newest.Node]
+		label := x.legs[newest.ID]
+		label.Volume.Generation += 5
+		label.Volume.InSync = []block.LegID{good.ID}
+		if c.what == "stale" {
+			label.Volume.Others = []block.LegID{bad.ID}
+		} else {
+			label.Volume.Suspect = []block.LegID{bad.ID}
+		}
+		x.legs[newest.ID] = label
+		w.lose(c.kind, records)
+		w.s.level = block.KnownLevel
+		settled := false
+		for range 12 {
+			w.targetsAct()
+			v := w.volume("db1@mon")
+			settled = settled || !v.Restored
+			if l := v.leg(bad.ID); settled && l != nil && l.trusted() {
+				t.Fatalf("%+v: the leg is %+v", c, l)
+			}
+		}
+		v := w.volume("db1@mon")
+		if l := v.leg(good.ID); !settled || !c.alone && (l == nil || !l.trusted() || v.leg(bad.ID) != nil) {
+			t.Errorf("%+v: settled %v, its legs are %+v", c, settled, v.Legs)
+		}
+		e, err := w.s.Explain("db1@mon")
+		if why := strings.Join(e.Actions, "\n"); c.alone && (err != nil || !strings.Contains(why, "promote-stale")) {
+			t.Errorf("%+v: the next step is %q, %v, of legs %+v", c, why, err, v.Legs)
+		}
+	}
+}
+
+// targetsAct has targets do what they are told, and report, also while a snapshot has no good leg.
+func (w *snapWorld) targetsAct() {
+	w.t.Helper()
+	w.now = w.now.Add(copiesLook)
+	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+		x := w.targets[name]
+		w.targetObeys(x, w.s.WantedTarget(name))
+		if _, err := w.s.Step(w.now, TargetReported{Session: 1, Report: w.targetReport(x)}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if _, err := w.s.Step(w.now, Tick{}); err != nil {
+		w.t.Fatal(err)
 	}
 }

@@ -368,6 +368,8 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		if l.Reason = verdict.Why; verdict.Good {
 			l.good()
 			l.Suspect = verdict.Suspect
+		} else if found := r.legs[l.ID]; v.ofItsMoment(&found.LegLabel) && q.Unopposed(l.ID, l.Column) {
+			l.good() // no other can be newer: a snapshot never changes
 		}
 	}
 	v.Clean = v.IsSnapshot() || v.sealed() && q.Newest.Clean // nobody could write it

@@ -213,8 +213,8 @@ func (t *tx) resume(v *Volume, id block.LegID, q *evidence.Inquiry) {
 	case verdict.Good:
 		l.good()
 		l.Suspect = verdict.Suspect || l.Suspect && !verdict.Final
-	case l.State == LegInSync && !q.Replaced(id) && t.s.complete(v, l):
-		// A leg of a snapshot that no record has may be on a label, too. None can be newer: it never changes.
+	case l.State == LegInSync && q.Unopposed(id, l.Column) && t.s.complete(v, l):
+		// The label that is missing may be of a leg of a snapshot that no record has. None can be newer: it never changes.
 		l.good()
 	case l.State == LegStale:
 		l.Reason = verdict.Why
