@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/keys"
@@ -327,6 +328,114 @@ func TestASnapshotOutlivesAStoreThatIsLostWhileItIsCopied(t *testing.T) {
 		t.Error("no copy was there after a store was lost")
 	}
 	t.Logf("%d had both copies", copied)
+}
+
+// noneFreed has reports made of targets that fail each copy and that free no leg, for some time.
+func (w *snapWorld) noneFreed(span time.Duration) (most int) {
+	w.t.Helper()
+	for end := w.now.Add(span); w.now.Before(end); {
+		w.now = w.now.Add(15 * time.Second)
+		for _, x := range w.targets {
+			was := maps.Clone(x.legs)
+			w.targetObeys(x, w.s.WantedTarget(x.name))
+			for id, l := range was {
+				if _, there := x.legs[id]; !there {
+					x.legs[id] = l
+				}
+			}
+			w.must(TargetReported{Session: 1, Report: w.targetReport(x)})
+		}
+		w.must(Tick{})
+		most = max(most, len(w.volume("db1@mon").Legs))
+	}
+	return most
+}
+
+// A target that is online, but fails copies and frees no leg of an attempt, gets no further one: they would
+// gather until none could be told from another. Other drives are tried meanwhile, and the snapshot says what
+// is to be freed. Once that is, it is copied.
+func TestLegsOfCopiesThatFailedAreFreedBeforeOthersBegin(t *testing.T) {
+	w, from, _ := newCopyWorld(t)
+	if most := w.noneFreed(2 * time.Hour); most > len(w.targets) {
+		t.Errorf("%d legs, on %d drives", most, len(w.targets))
+	}
+	v := w.volume("db1@mon")
+	left := map[block.DriveID]bool{}
+	for _, l := range v.Legs {
+		left[l.Drive] = true
+	}
+	if len(left) != len(w.targets) {
+		t.Errorf("drives %v were tried, from %v", left, from.Drive)
+	}
+	e, err := w.s.Explain("db1@mon")
+	if why := strings.Join(e.Waits, "\n"); err != nil || !strings.Contains(why, "is to be freed on") {
+		t.Errorf("it waits for %q, %v", why, err)
+	}
+	for _, x := range w.targets {
+		x.copyFails = ""
+	}
+	w.now = w.now.Add(copyAgain)
+	w.look(12)
+	w.bothCopies("db1@mon", block.DriveID{})
+}
+
+// A leg gets no number that another one has, and none if all are taken by legs that are to be freed.
+func TestALegIsNotAddedWithoutANumber(t *testing.T) {
+	w, from, _ := newCopyWorld(t)
+	v := w.volume("db1@mon").clone()
+	for i := len(v.Legs); i < maxPlaces; i++ {
+		if v.noSlot(0) != nil && len(v.column(0)) < v.slots() {
+			t.Fatalf("there is no place beside %d legs", len(v.Legs))
+		}
+		l := *from
+		l.ID, l.State, l.Place = block.LegID{UUID: block.UUID{1, byte(i)}}, LegDeleting, v.nextPlace()
+		v.Legs = append(v.Legs, l)
+	}
+	v.Legs = slices.DeleteFunc(v.Legs, func(l Leg) bool { return l.Copying != nil })
+	l := *from
+	l.ID, l.State, l.Place = block.LegID{UUID: block.UUID{2}}, LegDeleting, v.nextPlace()
+	v.Legs = append(v.Legs, l)
+	w.s.volumes.Set(w.s.by, v.ID, v)
+	tx := newTx(w.s, w.now)
+	if _, _, err := tx.planCopy(v, 0); err == nil {
+		t.Error("a copy is planned that has no number")
+	}
+	label := w.targets[from.Node].legs[from.ID]
+	for _, d := range w.s.drives {
+		stray := w.targetReport(w.targets[from.Node]).Drives[0].Legs[0]
+		stray.Leg, stray.Volume = block.LegID{UUID: block.UUID{3}}, label.Volume
+		tx.freeStray(v, d, &stray)
+		tx.adoptStray(v, d, &stray)
+	}
+	if n := len(tx.peek(v.ID).Legs); n != maxPlaces {
+		t.Errorf("it has %d legs, of %d that can have numbers", n, maxPlaces)
+	}
+}
+
+// A copy that ended waits until its leg is freed, and is made on the same drive again. If that takes long, it is
+// made on another one.
+func TestADriveThatFreesNothingGivesWay(t *testing.T) {
+	for _, frees := range []bool{true, false} {
+		w, from, to := newCopyWorld(t)
+		tx := newTx(w.s, w.now)
+		tx.endCopy(w.volume("db1@mon").ID, to.ID, "its source is lost for a moment")
+		tx.commit()
+		if frees {
+			w.look(5)
+		} else {
+			w.noneFreed(copyAgain - copiesLook)
+		}
+		l := w.volume("db1@mon").copying()
+		if frees != (l != nil) || l != nil && l.Drive != to.Drive {
+			t.Errorf("legs are freed %v: the copy is %+v", frees, l)
+		}
+		if !frees {
+			w.noneFreed(time.Minute)
+			if l := w.volume("db1@mon").copying(); l == nil || l.Drive == to.Drive || l.Drive == from.Drive {
+				t.Errorf("after %v the copy is %+v", copyAgain, l)
+			}
+		}
+	}
 }
 
 // What a lost store had found out about a leg of a snapshot counts as long as a label says so, although the leg

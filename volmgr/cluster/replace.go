@@ -297,9 +297,14 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 	return nil
 }
 
-// noSlot refuses one more leg of a column if the host of the volume has made no room for it.
+// noSlot refuses one more leg of a column if the host of the volume has made no room for it, or if legs that
+// are being freed have all places.
 func (v *Volume) noSlot(column int) error {
-	if len(v.column(column)) < v.slots() {
+	switch {
+	case v.nextPlace() == 0:
+		return refused(ReasonNotReady, v.object(), "its %d legs have all numbers until some of them are freed", len(v.Legs)).
+			hint("`weft explain volume %s` names the targets that have to free them", v.Name)
+	case len(v.column(column)) < v.slots():
 		return nil
 	}
 	return refused(ReasonAttached, v.object(), "no room for another copy of column %d on %s, which was granted the volume before it got more copies", column, v.users()).
@@ -498,7 +503,8 @@ func (v *Volume) freeSlot(column int) int {
 }
 
 // nextPlace is a place that no leg of the volume has or had lately, on any node. So a command
-// that is still on its way to a leg that has left finds no namespace under its number.
+// that is still on its way to a leg that has left finds no namespace under its number. It is 0 if legs,
+// which are being freed for the most part, have all places.
 func (v *Volume) nextPlace() int {
 	taken := map[int]bool{}
 	next := v.Placed
@@ -514,7 +520,7 @@ func (v *Volume) nextPlace() int {
 			return next
 		}
 	}
-	panic(fmt.Sprintf("cluster: volume %s has no place for another leg", v.Name))
+	return 0
 }
 
 // sortLegs puts the legs in order of column and copy, those that are being freed last.

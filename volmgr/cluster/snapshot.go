@@ -1587,29 +1587,63 @@ type columnOf struct {
 	column int
 }
 
-// uncopied says why a column of a snapshot has not been copied, when that is tried again, and the drives and
-// sources with which it has failed: others have their turn first. The map does not change.
+// uncopied says why a column of a snapshot has not been copied, since when that is so, when it is tried again,
+// and the drives and sources with which it has failed: others have their turn first. The map does not change.
 type uncopied struct {
-	why    string
-	until  time.Time
-	failed map[block.UUID]bool
+	why          string
+	since, until time.Time
+	failed       map[block.UUID]bool
 }
 
 // noteUncopied notes why a column is not copied for some time.
 func (t *tx) noteUncopied(v *Volume, column int, why string, wait time.Duration) {
 	key := columnOf{v.ID, column}
-	t.s.uncopied[key] = uncopied{why, t.now.Add(wait), t.s.uncopied[key].failed}
+	was := t.s.uncopied[key]
+	if was.why != why {
+		was.since = t.now
+	}
+	t.s.uncopied[key] = uncopied{why, was.since, t.now.Add(wait), was.failed}
+}
+
+// noteUnfreed notes that a column is not copied to a drive before a leg that it had there, as of an attempt
+// that failed, is freed: else legs without number would gather where none is freed. After copyAgain, other
+// drives are tried.
+func (t *tx) noteUnfreed(v *Volume, l *Leg) {
+	key := columnOf{v.ID, l.Column}
+	t.noteUncopied(v, l.Column, fmt.Sprintf("%v, of an earlier attempt, is to be freed on %s before (leg %v)", l, l.Node, l.ID), placeAgain)
+	if now := t.s.uncopied[key]; t.now.Sub(now.since) >= copyAgain {
+		now.failed = withFailed(now.failed, l.Drive.UUID)
+		t.s.uncopied[key] = now
+	}
+}
+
+// withFailed returns what failed before, and what fails now.
+func withFailed(before map[block.UUID]bool, now ...block.UUID) map[block.UUID]bool {
+	failed := map[block.UUID]bool{}
+	maps.Copy(failed, before)
+	for _, id := range now {
+		failed[id] = true
+	}
+	return failed
+}
+
+// unfreed is a leg of a column on a drive that is to be freed; nil if there is none.
+func (v *Volume) unfreed(column int, drive block.DriveID) *Leg {
+	i := slices.IndexFunc(v.Legs, func(l Leg) bool { return l.Column == column && l.Drive == drive && !l.member() })
+	if i < 0 {
+		return nil
+	}
+	return &v.Legs[i]
 }
 
 // noteFailure notes that a leg could not be copied. A source that cannot be reached says nothing about the drive.
 func (t *tx) noteFailure(v *Volume, l *Leg, why string) {
 	key := columnOf{v.ID, l.Column}
-	failed := map[block.UUID]bool{l.Copying.From.UUID: true}
-	maps.Copy(failed, t.s.uncopied[key].failed)
+	failed := withFailed(t.s.uncopied[key].failed, l.Copying.From.UUID)
 	if from := v.leg(l.Copying.From); from != nil && t.s.servable(from) {
 		failed[l.Drive.UUID] = true
 	}
-	t.s.uncopied[key] = uncopied{"the last attempt failed: " + why, t.now.Add(copyAgain), failed}
+	t.s.uncopied[key] = uncopied{"the last attempt failed: " + why, t.now, t.now.Add(copyAgain), failed}
 }
 
 // noteCopies begins to copy snapshots that lack copies, the oldest first.
@@ -1710,6 +1744,10 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 		t.noteUncopied(v, column, err.Error(), placeAgain)
 		return
 	}
+	if l := v.unfreed(column, to.Drive); l != nil {
+		t.noteUnfreed(v, l)
+		return
+	}
 	if busy[string(to.Node)] || busy[to.Drive.String()] {
 		return
 	}
@@ -1736,6 +1774,9 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 
 // planCopy chooses of what a copy is made, and where.
 func (t *tx) planCopy(v *Volume, column int) (from, to Leg, err error) {
+	if err := v.noSlot(column); err != nil {
+		return from, to, err
+	}
 	failed := t.s.uncopied[columnOf{v.ID, column}].failed
 	var sources []*Leg
 	why := "none is in sync"
@@ -1804,7 +1845,7 @@ func (t *tx) takesCopy(v *Volume, l *Leg) bool {
 	switch {
 	case n == nil || d == nil || t.leaving(l) != "" || n.shunned() != "":
 		return false
-	case !t.s.servable(l) || !t.s.copies(l.Node) || slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Column == l.Column && o.Drive == l.Drive }):
+	case !t.s.servable(l) || !t.s.copies(l.Node):
 		return false
 	}
 	return t.s.besides(v, l.Column, &placement.Drive{ID: d.ID, Node: d.Node, Domain: n.label(v.Spread)}, t.lookup()) == ""
@@ -2141,6 +2182,9 @@ func (v *Volume) strayLeg(d *Drive, label *evidence.LegLabel) Leg {
 }
 
 func (t *tx) adoptStray(v *Volume, d *Drive, label *evidence.LegLabel) {
+	if v.nextPlace() == 0 {
+		return
+	}
 	v = t.volume(v.ID)
 	l := v.strayLeg(d, label)
 	v.Generation = max(v.Generation, label.Volume.Generation) + 1
@@ -2154,6 +2198,9 @@ func (t *tx) adoptStray(v *Volume, d *Drive, label *evidence.LegLabel) {
 }
 
 func (t *tx) freeStray(v *Volume, d *Drive, label *evidence.LegLabel) {
+	if v.nextPlace() == 0 {
+		return // it stays until other legs are freed
+	}
 	v = t.volume(v.ID)
 	l := v.strayLeg(d, label)
 	l.Copy, l.State, l.FreedAt, l.Reason, v.Placed = min(label.Copy, block.MaxSlots-1), LegDeleting, t.gen, "no record had it", l.Place
