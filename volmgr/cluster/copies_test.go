@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -123,14 +124,14 @@ func TestACopyIsPlacedWhereItCanBeMade(t *testing.T) {
 	for i := range uint64(16) {
 		tx := newTx(w.s, w.now)
 		tx.gen += i
-		if to, err := tx.copyPlace(v, 0, nil); err != nil || to.Node != may {
+		if to, err := tx.copyPlace(v, 0, nil, tx.newCopyLook()); err != nil || to.Node != may {
 			t.Errorf("generation %d: %v, %v, want %s", i, to.Node, err, may)
 		}
 		failed := map[block.UUID]bool{}
 		for id := range w.s.drivesOn[may] {
 			failed[id.UUID] = true
 		}
-		if to, err := tx.copyPlace(v, 0, failed); err == nil {
+		if to, err := tx.copyPlace(v, 0, failed, tx.newCopyLook()); err == nil {
 			t.Errorf("generation %d: a drive with which it failed: %v", i, to.Node)
 		}
 	}
@@ -397,7 +398,7 @@ func TestALegIsNotAddedWithoutANumber(t *testing.T) {
 	v.Legs = append(v.Legs, l)
 	w.s.volumes.Set(w.s.by, v.ID, v)
 	tx := newTx(w.s, w.now)
-	if _, _, err := tx.planCopy(v, 0); err == nil {
+	if _, _, err := tx.planCopy(v, 0, tx.newCopyLook()); err == nil {
 		t.Error("a copy is planned that has no number")
 	}
 	label := w.targets[from.Node].legs[from.ID]
@@ -507,5 +508,115 @@ func (w *snapWorld) targetsAct() {
 	}
 	if _, err := w.s.Step(w.now, Tick{}); err != nil {
 		w.t.Fatal(err)
+	}
+}
+
+// more adds snapshots of db1 that are like db1@mon, later, and lack the same copy.
+func (w *snapWorld) more(n int) {
+	base := w.volume("db1@mon")
+	x := w.targets[base.Legs[0].Node]
+	for i := range n {
+		v := base.clone()
+		v.ID, v.Name = block.VolumeID{UUID: block.UUID{9, byte(i >> 8), byte(i)}}, block.VolumeName(fmt.Sprintf("db1@s%04d", i))
+		v.Snapshot = v.Snapshot.with(nil)
+		v.Snapshot.Taken = base.Snapshot.Taken.Add(time.Duration(i+1) * time.Second)
+		for j := range v.Legs {
+			was := v.Legs[j].ID
+			v.Legs[j].ID = block.LegID{UUID: block.UUID{8, byte(i >> 8), byte(i), byte(j)}}
+			l := x.legs[was]
+			l.Leg, l.Volume.ID = v.Legs[j].ID, v.ID
+			x.legs[l.Leg], x.ready[l.Leg], w.legs[l.Leg], w.frozen[l.Leg] = l, true, w.legs[was], true
+		}
+		w.s.volumes.Set(w.s.by, v.ID, v)
+		w.s.index(nil, v)
+	}
+	w.targetActs(x)
+}
+
+// A look at snapshots that cannot be copied now takes twice as long for twice as many of a volume, not four
+// times: there may be thousands, and the manager looks every few seconds.
+func TestALookAtManySnapshotsThatLackCopiesIsShort(t *testing.T) {
+	cost := func(n int) float64 {
+		w := newSnapWorld(t, 1)
+		w.s.level = copiesLevel - 1
+		w.missed("db1", "mon")
+		w.more(n)
+		w.s.level = block.KnownLevel
+		for name := range w.targets { // so that there is no place
+			w.s.targets[name].report.Copies = false
+		}
+		return testing.AllocsPerRun(3, func() {
+			tx := newTx(w.s, w.now)
+			tx.s.lookedAtCopies, tx.s.uncopied = time.Time{}, map[columnOf]uncopied{}
+			tx.noteCopies()
+			if len(tx.s.uncopied) != n+1 {
+				t.Errorf("of %d snapshots, %d were looked at", n+1, len(tx.s.uncopied))
+			}
+		})
+	}
+	if few, many := cost(60), cost(240); many > 6*few {
+		t.Errorf("60 snapshots take %.0f allocations, 240 take %.0f", few, many)
+	}
+}
+
+// While a snapshot of a volume is being taken, its other ones are not copied, and say so.
+func TestACopyWaitsForASnapshotThatIsBeingTaken(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.s.level = copiesLevel - 1
+	w.missed("db1", "mon")
+	w.s.level = block.KnownLevel
+	if err := w.take("x", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.now = w.now.Add(copiesLook)
+	for _, x := range w.targets {
+		w.targetActs(x)
+	}
+	w.must(Tick{}) // no host acts
+	e, err := w.s.Explain("db1@mon")
+	if why := strings.Join(e.Waits, "\n"); err != nil || !strings.Contains(why, "snapshot db1@x to be taken") || w.volume("db1@mon").copying() != nil {
+		t.Errorf("it waits for %q, %v, and has legs %+v", why, err, w.volume("db1@mon").Legs)
+	}
+	w.settle()
+	w.look(6)
+	w.bothCopies("db1@mon", block.DriveID{})
+}
+
+// A copy to a drive that was pulled does not keep its node from making others.
+func TestACopyToADriveThatIsGoneLeavesItsNodeFree(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.s.level = copiesLevel - 1
+	w.missed("db1", "mon")
+	w.s.level = block.KnownLevel
+	w.now = w.now.Add(copiesLook)
+	w.must(Tick{})
+	to := w.volume("db1@mon").copying()
+	if to == nil {
+		t.Fatal("no copy was begun")
+	}
+	busy := func() bool { return newTx(w.s, w.now).copying()[string(to.Node)] }
+	if !busy() {
+		t.Error("a node that makes a copy is taken for idle")
+	}
+	report := w.targetReport(w.targets[to.Node])
+	report.Drives = nil
+	w.must(TargetReported{Session: 1, Report: report})
+	if busy() {
+		t.Error("a drive that is gone keeps its node busy")
+	}
+	if !newTx(w.s, w.now).copying()[to.Drive.String()] {
+		t.Error("another copy may begin on the drive that is gone")
+	}
+}
+
+// A leg that was given up while it was copied is not copied any more, and is nothing else either.
+func TestALegThatIsGivenUpIsNotCopied(t *testing.T) {
+	w, from, to := newCopyWorld(t)
+	tx := newTx(w.s, w.now)
+	tx.retire(tx.volume(w.volume("db1@mon").ID), to.ID, "it is not needed")
+	tx.commit()
+	v := w.volume("db1@mon")
+	if o := w.s.originOf(v, v.leg(to.ID)); !o.Wait || o.Copy == nil || len(o.Copy.Portals) > 0 || len(w.s.copyExports(v, from.Node)) > 0 {
+		t.Errorf("it is made of %+v, and %s exports %+v", o, from.Node, w.s.copyExports(v, from.Node))
 	}
 }

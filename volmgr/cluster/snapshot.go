@@ -1653,14 +1653,25 @@ func (t *tx) noteCopies() {
 	}
 	t.s.lookedAtCopies = t.now
 	t.settleStrays()
-	busy := t.copying()
+	look := t.newCopyLook()
 	for _, id := range t.lacking() {
 		for c := range t.peek(id).Layout.Stripes {
 			if t.lacksCopy(t.peek(id), c) {
-				t.beginCopy(id, c, busy)
+				t.beginCopy(id, c, look)
 			}
 		}
 	}
+}
+
+// copyLook is what one look at the snapshots that lack copies finds: there may be thousands, so it looks at
+// the trees of a volume once.
+type copyLook struct {
+	busy  map[string]bool // the nodes and drives that copy
+	trees map[columnOf][]Leg
+}
+
+func (t *tx) newCopyLook() *copyLook {
+	return &copyLook{t.copying(), map[columnOf][]Leg{}}
 }
 
 // lacking returns the snapshots that may lack copies, the oldest first.
@@ -1677,12 +1688,16 @@ func (t *tx) lacking() (ids []block.VolumeID) {
 			all[id] = true
 		}
 	}
+	var lack []*Volume
 	for _, id := range sorted(all) {
-		if v := t.peek(id); v != nil && v.IsSnapshot() && v.usable() && len(t.s.takings.Get(v.Snapshot.Volume)) == 0 {
-			ids = append(ids, id)
+		if v := t.peek(id); v != nil && v.IsSnapshot() && v.usable() {
+			lack = append(lack, v)
 		}
 	}
-	slices.SortStableFunc(ids, func(a, b block.VolumeID) int { return t.peek(a).Snapshot.Taken.Compare(t.peek(b).Snapshot.Taken) })
+	slices.SortStableFunc(lack, func(a, b *Volume) int { return a.Snapshot.Taken.Compare(b.Snapshot.Taken) })
+	for _, v := range lack {
+		ids = append(ids, v.ID)
+	}
 	return ids
 }
 
@@ -1705,8 +1720,8 @@ func (t *tx) lacksCopy(v *Volume, column int) bool {
 	return len(staying(legs, t.leaving)) < v.Layout.Group().Members && len(legs) < v.slots()
 }
 
-// copying names the nodes that make a copy, and the drives with one that fails: it stands in the way of no
-// other drive's.
+// copying names the nodes that make a copy, and the drives with one that fails, or that is not reached: it
+// stands in the way of no other drive's.
 func (t *tx) copying() map[string]bool {
 	busy := map[string]bool{}
 	for id := range t.s.unsettled {
@@ -1716,7 +1731,7 @@ func (t *tx) copying() map[string]bool {
 			if l.Copying == nil || !l.member() {
 				continue
 			}
-			if busy[l.Drive.String()] = true; t.s.copyFailed(l).Cause == "" {
+			if busy[l.Drive.String()] = true; t.s.copyFailed(l).Cause == "" && t.s.servable(l) {
 				busy[string(l.Node)] = true
 			}
 		}
@@ -1734,12 +1749,12 @@ func (s *State) copyFailed(l *Leg) (p Problem) {
 
 // beginCopy begins to make a copy of a column of a snapshot, if there is a source, a place for it, and
 // nothing else to do there.
-func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
+func (t *tx) beginCopy(id block.VolumeID, column int, look *copyLook) {
 	v, key := t.peek(id), columnOf{id, column}
 	if t.now.Before(t.s.uncopied[key].until) || t.s.copyWaitsFor(v, column) != "" {
 		return
 	}
-	from, to, err := t.planCopy(v, column)
+	from, to, err := t.planCopy(v, column, look)
 	if err != nil {
 		t.noteUncopied(v, column, err.Error(), placeAgain)
 		return
@@ -1748,7 +1763,7 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 		t.noteUnfreed(v, l)
 		return
 	}
-	if busy[string(to.Node)] || busy[to.Drive.String()] {
+	if look.busy[string(to.Node)] || look.busy[to.Drive.String()] {
 		return
 	}
 	next := v.clone()
@@ -1767,13 +1782,13 @@ func (t *tx) beginCopy(id block.VolumeID, column int, busy map[string]bool) {
 	t.noteUncopied(v, column, "", 0) // with what it failed before counts until it succeeds
 	t.volumes.set(id, next)
 	t.unsure[id] = true
-	busy[string(to.Node)] = true
+	look.busy[string(to.Node)] = true
 	t.volumeEvent(next, event.Info, event.LegAdded, fmt.Sprintf("%v, on drive %s: the snapshot is copied there from %s%s", &to, t.drives.peek(to.Drive).Device, from.Node, because(t.whyAdded(v, column))),
 		"leg", to.ID.String(), "node", string(to.Node))
 }
 
 // planCopy chooses of what a copy is made, and where.
-func (t *tx) planCopy(v *Volume, column int) (from, to Leg, err error) {
+func (t *tx) planCopy(v *Volume, column int, look *copyLook) (from, to Leg, err error) {
 	if err := v.noSlot(column); err != nil {
 		return from, to, err
 	}
@@ -1796,30 +1811,22 @@ func (t *tx) planCopy(v *Volume, column int) (from, to Leg, err error) {
 	slices.SortStableFunc(sources, func(a, b *Leg) int {
 		return cmp.Or(rank(failed[a.ID.UUID])-rank(failed[b.ID.UUID]), rank(t.leaving(a) != "")-rank(t.leaving(b) != ""))
 	})
-	if to, err = t.copyPlace(v, column, failed); err != nil && len(failed) > 0 {
-		to, err = t.copyPlace(v, column, nil) // all have failed, so each is tried again
+	if to, err = t.copyPlace(v, column, failed, look); err != nil && len(failed) > 0 {
+		to, err = t.copyPlace(v, column, nil, look) // all have failed, so each is tried again
 	}
 	return *sources[0], to, err
 }
 
 // copyPlace returns the place of one more leg of a column: its drive, its node and its tree, zero for one of
 // its own. It is on no drive with which the copy has failed.
-func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool) (to Leg, err error) {
-	beside := func(o *Volume) bool {
-		for _, l := range o.column(column) {
-			if l.trusted() && !failed[l.Drive.UUID] && t.s.ownTree(l) && t.takesCopy(v, l) {
-				to = Leg{Drive: l.Drive, Node: l.Node, Tree: l.tree()}
-				return true
-			}
-		}
-		return false
+func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool, look *copyLook) (to Leg, err error) {
+	of := columnOf{v.Snapshot.Volume, column}
+	if _, known := look.trees[of]; !known {
+		look.trees[of] = t.treesOf(v, column)
 	}
-	if o := t.peek(v.Snapshot.Volume); o != nil && o.usable() && beside(o) {
-		return to, nil
-	}
-	for _, o := range slices.Backward(t.siblings(v)) {
-		if beside(o) {
-			return to, nil
+	for _, l := range look.trees[of] {
+		if !failed[l.Drive.UUID] && t.takesCopy(v, &l) {
+			return Leg{Drive: l.Drive, Node: l.Node, Tree: l.tree()}, nil
 		}
 	}
 	at := t.lookup()
@@ -1839,6 +1846,29 @@ func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool) (to Le
 	return Leg{Drive: place.Drive.ID, Node: place.Drive.Node}, nil
 }
 
+// treesOf returns one leg of each tree with good legs of a column of a snapshot's volume, or of its snapshots:
+// first those of the volume, then those of the newest snapshots.
+func (t *tx) treesOf(v *Volume, column int) (legs []Leg) {
+	all := t.siblings(v)
+	if o := t.peek(v.Snapshot.Volume); o != nil && o.usable() {
+		all = append(all, o)
+	}
+	type tree struct {
+		drive block.DriveID
+		tree  block.UUID
+	}
+	known := map[tree]bool{}
+	for _, o := range slices.Backward(all) {
+		for _, l := range o.column(column) {
+			if x := (tree{l.Drive, l.tree()}); l.trusted() && !known[x] && t.s.servable(l) && t.s.ownTree(l) {
+				known[x] = true
+				legs = append(legs, *l)
+			}
+		}
+	}
+	return legs
+}
+
 // takesCopy reports whether a copy of a snapshot can be made in the tree of a leg, beside the copies that stay.
 func (t *tx) takesCopy(v *Volume, l *Leg) bool {
 	n, d := t.nodes.peek(l.Node), t.drives.peek(l.Drive)
@@ -1855,6 +1885,11 @@ func (t *tx) takesCopy(v *Volume, l *Leg) bool {
 // volume that is on its way comes first, so that the copy can be beside it.
 func (s *State) copyWaitsFor(v *Volume, column int) string {
 	o := s.volumes.Get(v.Snapshot.Volume)
+	for _, id := range s.takings.Get(v.Snapshot.Volume) {
+		if x := s.volumes.Get(id); x != nil {
+			return fmt.Sprintf("snapshot %s to be taken", x.Name)
+		}
+	}
 	switch {
 	case o == nil || o.State == VolumeDeleting || !o.Thin:
 		return ""
@@ -1893,7 +1928,7 @@ func (s *State) copies(node block.NodeName) bool {
 	return on != nil && on.report != nil && on.report.Copies
 }
 
-// siblings returns the snapshots of the same volume that are complete and older than one, the oldest first.
+// siblings returns the snapshots of the same volume that are complete, the oldest first.
 func (t *tx) siblings(of *Volume) (all []*Volume) {
 	volume, _, _ := strings.Cut(string(of.Name), "@")
 	prefix := volume + "@"
@@ -1902,7 +1937,7 @@ func (t *tx) siblings(of *Volume) (all []*Volume) {
 			break
 		}
 		v := t.peek(id)
-		if v.IsSnapshot() && v.Snapshot.Volume == of.Snapshot.Volume && v.usable() && v.Snapshot.Taken.Before(of.Snapshot.Taken) {
+		if v.IsSnapshot() && v.Snapshot.Volume == of.Snapshot.Volume && v.usable() {
 			all = append(all, v)
 		}
 	}
@@ -1915,7 +1950,7 @@ func (t *tx) copyOf(v *Volume, from, to *Leg) *LegCopy {
 	work := &LegCopy{From: from.ID, Began: t.now.UTC()}
 	for _, o := range slices.Backward(t.siblings(v)) {
 		here, there := o.inTree(to), o.inTree(from)
-		if here != nil && there != nil && o.Size <= v.Size {
+		if o.Snapshot.Taken.Before(v.Snapshot.Taken) && here != nil && there != nil && o.Size <= v.Size {
 			work.Of, work.Base, work.Since = o.ID, here.ID, there.ID
 			break
 		}
@@ -2047,7 +2082,7 @@ func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
 		return v.origin(l)
 	}
 	from := v.leg(l.Copying.From)
-	if from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady || s.unproven(v, from.Node) != "" {
+	if !l.member() || from == nil || !from.trusted() || s.nodes[from.Node] == nil || v.State != VolumeReady || s.unproven(v, from.Node) != "" {
 		return LegOrigin{Wait: true, Copy: &CopySource{}}
 	}
 	x := s.copyExport(v, l, from)
@@ -2114,7 +2149,7 @@ func (s *State) lackingWaits(v *Volume, column int) (waits, actions []string) {
 		return nil, nil // it has one copy, of which there is no other
 	}
 	why := cmp.Or(s.copyWaitsFor(v, column), failed.why)
-	return []string{fmt.Sprintf("another copy of column %d: %s", column, cmp.Or(why, "it is begun within seconds, one at a time on each node"))}, nil
+	return []string{fmt.Sprintf("another copy of column %d: %s", column, cmp.Or(why, "its turn: it is begun within seconds unless other snapshots are copied first, the oldest first and one at a time on each node"))}, nil
 }
 
 // settleStrays looks after legs of snapshots that no record has: a target has made them for a manager whose
