@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/keys"
 )
 
@@ -224,9 +225,11 @@ func TestALegThatVolumesBeginAsIsNotGivenUp(t *testing.T) {
 }
 
 // A store from before a snapshot was copied finds the copy again: what is complete, and of the same moment, is
-// one of its legs. What may be of another moment is not; it is named, and freed when it is not needed.
+// one of its legs. What may be of another moment is not, nor what the lost manager had not recorded: it may have
+// ended that copy, of a suspect leg. Both are named, and freed when they are not needed.
 func TestACompleteLegThatNoRecordHasIsOneAgain(t *testing.T) {
-	for _, same := range []bool{true, false} {
+	for _, what := range []string{"as recorded", "of another moment", "not recorded"} {
+		same := what == "as recorded"
 		w := newSnapWorld(t, 1)
 		w.s.level = copiesLevel - 1 // so that it is not copied before the backup
 		w.missed("db1", "mon")
@@ -246,7 +249,11 @@ func TestACompleteLegThatNoRecordHasIsOneAgain(t *testing.T) {
 		}
 		if x := w.targets[copied.Node]; !same {
 			label := x.legs[copied.ID]
-			label.Volume.Snapshot.Taken++
+			if what == "not recorded" {
+				label.Volume.InSync, label.Volume.Others = []block.LegID{v.Legs[1-i].ID}, []block.LegID{copied.ID}
+			} else {
+				label.Volume.Snapshot.Taken++
+			}
 			x.legs[copied.ID] = label
 		}
 		found, named := false, false
@@ -261,10 +268,22 @@ func TestACompleteLegThatNoRecordHasIsOneAgain(t *testing.T) {
 			named = named || strings.Contains(strings.Join(e.Facts, "\n"), copied.ID.String())
 		}
 		if found != same || same && w.copied != n || !same && !named {
-			t.Errorf("of the same moment %v: it is a leg again %v, named %v, %d copies were made", same, found, named, w.copied-n)
+			t.Errorf("%s: it is a leg again %v, named %v, %d copies were made", what, found, named, w.copied-n)
 		}
 		if same {
 			w.bothCopies("db1@mon", block.DriveID{})
+			continue
+		}
+		x := w.targets[copied.Node]
+		report := w.targetReport(x).Drives[0]
+		label := &report.Legs[slices.IndexFunc(report.Legs, func(l evidence.LegLabel) bool { return l.Leg == copied.ID })]
+		last := w.volume("db1@mon").clone()
+		for j := range last.Legs {
+			last.Legs[j].Suspect = true
+		}
+		tx := newTx(w.s, w.now)
+		if d := w.s.drives[copied.Drive]; tx.adoptable(last, d, label) != (what == "not recorded") {
+			t.Errorf("%s, and no other leg is good: it is taken %v", what, tx.adoptable(last, d, label))
 		}
 	}
 }

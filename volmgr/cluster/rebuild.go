@@ -368,8 +368,8 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		if l.Reason = verdict.Why; verdict.Good {
 			l.good()
 			l.Suspect = verdict.Suspect
-		} else if found := r.legs[l.ID]; v.ofItsMoment(&found.LegLabel) && q.Unopposed(l.ID, l.Column) {
-			l.good() // no other can be newer: a snapshot never changes
+		} else if r.wholeAlone(v, l, q) {
+			l.good()
 		}
 	}
 	v.Clean = v.IsSnapshot() || v.sealed() && q.Newest.Clean // nobody could write it
@@ -379,6 +379,13 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		r.sayColumn(v, q, c)
 	}
 	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.Basis())
+}
+
+// wholeAlone reports whether a leg of a snapshot is good although the label of another one was not found: no
+// other can be newer, since a snapshot never changes.
+func (r *rebuild) wholeAlone(v *Volume, l *Leg, q *evidence.Inquiry) bool {
+	found := r.legs[l.ID]
+	return v.ofItsMoment(&found.LegLabel) && q.Unopposed(l.ID, l.Column)
 }
 
 // delete has a volume that is made from labels deleted.

@@ -2188,10 +2188,13 @@ func (v *Volume) lostTrackOf(label *evidence.LegLabel) bool {
 }
 
 // adoptable reports whether a leg that no record has is as good as those of the record. Labels say when a
-// snapshot was taken only once it is complete, and a copy is complete only when it holds all of that.
+// snapshot was taken only once it is complete, and a copy is complete only when it holds all of that. If its
+// own label does not list it as in sync, the lost manager may have ended its copy, as one of a suspect leg. It
+// is then adopted only where no other leg is good.
 func (t *tx) adoptable(v *Volume, d *Drive, label *evidence.LegLabel) bool {
 	n := t.nodes.peek(d.Node)
-	return v.ofItsMoment(label) && label.Volume.Size == v.Size && label.Volume.Epoch <= v.Epoch && n != nil && d.Leaving == "" && n.shunned() == "" && t.lacksCopy(v, label.Column) &&
+	known := slices.Contains(label.Volume.InSync, label.Leg) || !slices.ContainsFunc(v.column(label.Column), func(l *Leg) bool { return l.trusted() })
+	return v.ofItsMoment(label) && known && label.Volume.Size == v.Size && label.Volume.Epoch <= v.Epoch && n != nil && d.Leaving == "" && n.shunned() == "" && t.lacksCopy(v, label.Column) &&
 		t.s.besides(v, label.Column, &placement.Drive{ID: d.ID, Node: d.Node, Domain: n.label(v.Spread)}, t.lookup()) == ""
 }
 
