@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
 )
 
 // snapWorld is volumes with snapshots: targets that keep what was written to each leg and freeze it when
@@ -1752,5 +1753,9 @@ func TestASnapshotIsNotCopiedBesideItsOtherCopy(t *testing.T) {
 	w.s.drives[v.Legs[0].Drive] = &Drive{ID: v.Legs[0].Drive, Node: other.Node, State: DriveReady}
 	if tx.takesCopy(v, &other) {
 		t.Error("both copies are on one node")
+	}
+	elsewhere := placement.Drive{ID: other.Drive, Node: other.Node, Domain: "a rack of its own"}
+	if why := w.s.besides(v, 0, &elsewhere, w.s.lookup()); !strings.Contains(why, "its node holds") {
+		t.Errorf("beside a copy on the same node: %q", why)
 	}
 }
