@@ -16,6 +16,7 @@ import (
 	nvme "weft.dev/weft/proto/nvmetcp/host"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/mapped"
+	"weft.dev/weft/target/userspace"
 )
 
 // A copy of a snapshot that a drive lacks is copied from the target of another one over NVMe/TCP. The
@@ -127,9 +128,9 @@ func (t tools) pull(ctx context.Context, o copyLeg, to block.Device, room func()
 
 // awaitRoom waits until a copy may take more space.
 func awaitRoom(ctx context.Context, room func() block.Size) error {
-	for began := time.Now(); room() < lowSpace; {
+	for began := time.Now(); room() < userspace.FlattenSpare; {
 		if time.Since(began) > copyWaits {
-			return fmt.Errorf("its drive has %s for thin volumes and snapshots, and the last %s are for what hosts write: %w", room().Short(), lowSpace.Short(), block.ErrFull)
+			return fmt.Errorf("its tree has %s free, and its drive no more than what is left to hosts: %w", room().Short(), block.ErrFull)
 		}
 		if !sleep(ctx, copyLooks) {
 			return ctx.Err()

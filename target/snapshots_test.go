@@ -609,7 +609,7 @@ func TestAFlatteningThatNobodyWantsIsStopped(t *testing.T) {
 	}
 }
 
-// Hosts get the last of a drive's reserve, flattening does not. What flattening leaves in a tree by itself
+// Hosts get the last of a drive's reserve, flattening and copies of snapshots do not. What flattening leaves in a tree by itself
 // gives nobody more.
 func TestFlatteningLeavesTheReserveToHosts(t *testing.T) {
 	waits, goesOn := userspace.Flattening{Busy: true, Full: true}, userspace.Flattening{Busy: true}
@@ -630,6 +630,12 @@ func TestFlatteningLeavesTheReserveToHosts(t *testing.T) {
 		p := flatteningPlan(tree, c.reserve, func(w wish, _ []*pb.LegLabel) { w.Legs[1].Flatten = true })
 		if orders := ordersOf[growTree](p); (len(orders) == 1) != c.grows {
 			t.Errorf("%s: %q", name, orders)
+		}
+	}
+	for reserve, grows := range map[uint32]bool{1: false, 2: true} {
+		p := flatteningPlan(userspace.TreeSeen{Free: userspace.FlattenSpare - block.MiB, CopyWaits: true}, reserve, func(wish, []*pb.LegLabel) {})
+		if orders := ordersOf[growTree](p); (len(orders) == 1) != grows {
+			t.Errorf("a copy waits, with a reserve of %d: %q", reserve, orders)
 		}
 	}
 	for size, left := range map[block.Size]uint64{block.GiB: 1, 10 * block.GiB: 1, 20 * block.GiB: 2, block.TiB: 20} {

@@ -115,7 +115,8 @@ func (d *Disk) Copy(id block.LegID, revision uint64, size block.Size, base block
 		return fmt.Errorf("copy to leg %v: %w", id, err)
 	}
 	if to != nil {
-		err = to.fill(func() error { return fill(to, func() block.Size { return to.room(d.Drive.Label()) }) })
+		err = to.fill(func() error { return fill(to, to.room) })
+		to.awaits(false)
 		err = errors.Join(err, to.Close())
 	}
 	if errors.Is(err, block.ErrFull) {
@@ -192,9 +193,26 @@ func (d *Disk) root(label *drive.Label, name string, id block.LegID, size block.
 	return d.Drive.Update(func(l *drive.Label) error { return l.FormattedTree(name) })
 }
 
-// room is how much more could be written to a leg now: what is free in its tree and in the drive's reserve.
-func (m *mappedLeg) room(l *drive.Label) block.Size {
-	return m.tree.Space().Free + block.Size(drive.CountExtents(l.Reserve))*(block.ExtentSize-mapped.ChunkSize)
+// room is how much is free in the leg's tree. While that is less than FlattenSpare, the tree is said to wait
+// for more of the drive's reserve, of which it gets what is not left to hosts.
+func (m *mappedLeg) room() block.Size {
+	free, err := m.tree.Room(FlattenSpare)
+	if err != nil {
+		return FlattenSpare // the next write says so
+	}
+	m.awaits(free < FlattenSpare)
+	return free
+}
+
+// awaits notes whether a copy to the leg waits for space.
+func (m *mappedLeg) awaits(space bool) {
+	switch {
+	case space && !m.waits:
+		m.tree.copiesWait.Add(1)
+	case !space && m.waits:
+		m.tree.copiesWait.Add(-1)
+	}
+	m.waits = space
 }
 
 // startCopy makes a leg in its tree anew, and opens it. An earlier attempt may have begun as something else.

@@ -269,6 +269,9 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 		return nil
 	}
 	v := t.peek(id)
+	if v.IsSnapshot() { // a leg of one begins as another leg or is copied from one; this one would be of zeroes
+		return v.neverChanges()
+	}
 	if err := v.noSlot(column); err != nil {
 		return err
 	}

@@ -1286,17 +1286,25 @@ func (s *State) mayRestore(v, from *Volume, in RestoreVolume) error {
 // columnGoesBack refuses a volume of which one column cannot go back to a snapshot now.
 func (s *State) columnGoesBack(v, from *Volume, column int) error {
 	instead := fmt.Sprintf("or use a volume that begins as it: `weft volume create NAME --from %s`", from.Name)
-	old := ""
+	old, apart := "", false
 	for _, l := range v.column(column) {
 		switch x, why := s.goesBack(l, from); {
 		case x != nil:
 			return nil
+		case l.trusted() && slices.ContainsFunc(from.Legs, func(x Leg) bool {
+			return x.Drive == l.Drive && x.tree() != l.tree() && x.Column == column && x.trusted()
+		}):
+			apart = true
 		case l.trusted() && s.oldForBack(l):
 			old = why
 		}
 	}
 	if old != "" {
 		return refused(ReasonOldTarget, v.object(), "column %d cannot go back to %s: %s", column, from.Name, old).hint("upgrade the target; %s", instead)
+	}
+	if apart {
+		return refused(ReasonNoInSyncLeg, v.object(), "column %d shares nothing with %s any more: legs of one of them were made again, each in a tree of its own", column, from.Name).
+			hint("use a volume that begins as it: `weft volume create NAME --from %s`", from.Name)
 	}
 	return refused(ReasonNoInSyncLeg, v.object(), "column %d has no copy in sync that shares a drive with one of %s and can be reached", column, from.Name).
 		hint("`weft explain volume %s` shows where its legs are; %s", from.Name, instead)
