@@ -3,6 +3,7 @@
 package mapped
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -21,6 +22,9 @@ const (
 	benchSize = firstExtent + 8*256<<20 + 8<<20
 )
 
+// someData is n bytes that are not zeroes: a leg takes no space for zeroes.
+func someData(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) }
+
 // benchTree is a tree of which each chunk is mapped, under so many snapshots that have a part of it.
 func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 	b.Helper()
@@ -30,7 +34,7 @@ func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 	must(b, err)
 	leg, err := tree.Leg(id(1))
 	must(b, err)
-	buf := make([]byte, ChunkSize)
+	buf := someData(ChunkSize)
 	for off := int64(0); off < benchLeg; off += ChunkSize {
 		must(b, block.WriteAt(leg, buf, off))
 	}
@@ -50,7 +54,7 @@ func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 func BenchmarkMapped(b *testing.B) {
 	below := func() block.Device { return ramdisk.New(benchSize, 4096) }
 	for _, layers := range []int{0, 1, 10, 100, 1000} {
-		plain, full := below(), make([]byte, ChunkSize)
+		plain, full := below(), someData(ChunkSize)
 		for off := int64(0); off < benchLeg; off += ChunkSize {
 			must(b, block.WriteAt(plain, full, off))
 		}
@@ -73,7 +77,7 @@ func compareTurns(b *testing.B, plain, mapped block.Device, op block.Op, depth i
 		for w := range depth {
 			group.Go(func() {
 				r := rand.New(rand.NewPCG(uint64(w), 5)) // the same places in each turn: mapped after the first
-				io := &block.IO{Op: op, Len: 4096, Data: make([]byte, 4096)}
+				io := &block.IO{Op: op, Len: 4096, Data: someData(4096)}
 				for range 2048 / depth {
 					io.Off = int64(r.IntN(benchLeg/4096)) * 4096
 					if err := block.Do(d, io); err != nil {
@@ -144,6 +148,9 @@ func TestWhatFirstWritesCost(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ratio, tables := firstWrites(t, c.size, c.depth, c.frozen)
 			t.Logf("%-30s depth %2d: mapped/plain %.2f, %.2f table writes for a write", c.name, c.depth, ratio, tables)
+			if tables == 0 {
+				t.Fatal("no write of a table: these were no first writes")
+			}
 			if ratio < c.least {
 				t.Errorf("%s, depth %d: mapped/plain is %.2f, want at least %.2f", c.name, c.depth, ratio, c.least)
 			}
@@ -175,7 +182,7 @@ func writeEach(d block.Device, size int64, depth int) float64 {
 	began := time.Now()
 	for range depth {
 		group.Go(func() {
-			p := make([]byte, size)
+			p := someData(int(size))
 			for n := next.Add(1) - 1; n < int64(len(places)); n = next.Add(1) - 1 {
 				if err := block.WriteAt(d, p, firstIn(d)+int64(places[n])*GrainSize); err != nil {
 					panic(err)
