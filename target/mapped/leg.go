@@ -149,7 +149,7 @@ func (l *Leg) submitChange(io *block.IO) {
 		}()
 		return
 	}
-	if io.Op != block.OpWrite || l.flushes(io) || !l.forward(io, &l.writes) {
+	if io.Op != block.OpWrite || l.flushes(io) || !l.forward(io, &l.writes) && !l.writeFirst(io) {
 		go l.change(io)
 	}
 }
