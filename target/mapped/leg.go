@@ -133,7 +133,7 @@ func (l *Leg) Submit(io *block.IO) {
 	switch {
 	case io.Op == block.OpFlush:
 		l.flush(io)
-	case !l.forward(io, &l.reads):
+	case !l.forward(io, &l.reads) && !l.readOne(io):
 		l.read(io)
 	}
 }
@@ -189,10 +189,39 @@ func (l *Leg) forward(io *block.IO, g *gate) bool {
 	if slot == 0 {
 		return false
 	}
+	l.forwardTo(io, g, slot, l.tree.data(slot)+from)
+	return true
+}
+
+// forwardTo sends a read or a write on to a place of the drive, in a slot that is held.
+func (l *Leg) forwardTo(io *block.IO, g *gate, slot uint32, at int64) {
 	f := newForwarded()
 	f.io, f.leg, f.gate, f.slot = io, l, g, slot
-	f.below.Op, f.below.FUA, f.below.Off, f.below.Len, f.below.Data = io.Op, io.FUA, l.tree.data(slot)+from, io.Len, io.Data
+	f.below.Op, f.below.FUA, f.below.Off, f.below.Len, f.below.Data = io.Op, io.FUA, at, io.Len, io.Data
 	l.tree.below.Submit(&f.below)
+}
+
+// readOne sends a read on whose grains all are in one chunk of the drive.
+func (l *Leg) readOne(io *block.IO) bool {
+	chunk, from := uint32(io.Off/ChunkSize), io.Off%ChunkSize
+	if from+io.Len > ChunkSize {
+		return false
+	}
+	t, grains := l.tree, mask(from, io.Len)
+	s := t.stripe(chunk)
+	s.mu.Lock()
+	if b := s.busy[chunk]; b != nil && b.quiet {
+		s.mu.Unlock()
+		return false
+	}
+	slot := t.holder(l.layer, chunk, grains)
+	if slot == 0 {
+		s.mu.Unlock()
+		return false
+	}
+	t.record(slot).hold()
+	s.mu.Unlock()
+	l.forwardTo(io, &l.reads, slot, t.data(slot)+from)
 	return true
 }
 
@@ -301,7 +330,7 @@ func (l *Leg) readLater(io *block.IO, chunk uint32) {
 func (r *scattered) collect(chunk uint32, from int64, p []byte) {
 	t, to := r.leg.tree, from+int64(len(p))
 	left := mask(from, int64(len(p)))
-	t.walk(r.leg.layer, chunk, func(slot uint32, rec *record) bool {
+	t.deciding(r.leg.layer, chunk, left, func(slot uint32, rec *record) bool {
 		have := rec.have.Load() & left
 		data := rec.data.Load() & have
 		clearRuns(p, have&^data, from, to)
