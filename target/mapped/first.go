@@ -72,7 +72,7 @@ func (l *Leg) writeFirst(io *block.IO) bool {
 		s.mu.Unlock()
 		return false
 	}
-	s.take(chunk, touched)
+	s.begin(chunk).grains |= touched
 	w := newChunkWrite()
 	w.io = io
 	w.start(l, slot, chunk, from, io.Data, touched, io.FUA)

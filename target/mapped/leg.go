@@ -133,7 +133,7 @@ func (l *Leg) Submit(io *block.IO) {
 	switch {
 	case io.Op == block.OpFlush:
 		l.flush(io)
-	case !l.forward(io, &l.reads) && !l.readOne(io):
+	case !l.forward(io, &l.reads):
 		l.read(io)
 	}
 }
@@ -199,30 +199,6 @@ func (l *Leg) forwardTo(io *block.IO, g *gate, slot uint32, at int64) {
 	f.io, f.leg, f.gate, f.slot = io, l, g, slot
 	f.below.Op, f.below.FUA, f.below.Off, f.below.Len, f.below.Data = io.Op, io.FUA, at, io.Len, io.Data
 	l.tree.below.Submit(&f.below)
-}
-
-// readOne sends a read on whose grains all are in one chunk of the drive.
-func (l *Leg) readOne(io *block.IO) bool {
-	chunk, from := uint32(io.Off/ChunkSize), io.Off%ChunkSize
-	if from+io.Len > ChunkSize {
-		return false
-	}
-	t, grains := l.tree, mask(from, io.Len)
-	s := t.stripe(chunk)
-	s.mu.Lock()
-	if b := s.busy[chunk]; b != nil && b.quiet {
-		s.mu.Unlock()
-		return false
-	}
-	slot := t.holder(l.layer, chunk, grains)
-	if slot == 0 {
-		s.mu.Unlock()
-		return false
-	}
-	t.record(slot).hold()
-	s.mu.Unlock()
-	l.forwardTo(io, &l.reads, slot, t.data(slot)+from)
-	return true
 }
 
 // holdTop holds the slot that has all the grains as data, if that is the first one to look at.
@@ -296,6 +272,15 @@ func (l *Leg) read(io *block.IO) {
 			r.drop()
 			go l.readLater(io, chunk)
 			return
+		}
+		if n == io.Len {
+			if slot := l.tree.holder(l.layer, chunk, mask(from, n)); slot != 0 { // all in one place
+				l.tree.record(slot).hold()
+				s.mu.Unlock()
+				r.drop()
+				l.forwardTo(io, &l.reads, slot, l.tree.data(slot)+from)
+				return
+			}
 		}
 		r.collect(chunk, from, io.Data[at-io.Off:][:n])
 		s.mu.Unlock()
