@@ -653,6 +653,10 @@ func TestFUAIsDurableWhateverIsInTheCache(t *testing.T) {
 			[]*block.IO{{Op: block.OpWrite, Len: 8192, Data: tagged(1, 16)}},
 			&block.IO{Op: block.OpWrite, FUA: true, Len: 8192, Data: tagged(2, 16)}, 2,
 		},
+		"a write to a grain that is new, and to one whose record is in the cache": {
+			[]*block.IO{{Op: block.OpWrite, Len: GrainSize, Data: tagged(1, GrainSize/sector)}},
+			&block.IO{Op: block.OpWrite, FUA: true, Len: 2 * GrainSize, Data: tagged(2, 2*GrainSize/sector)}, 2,
+		},
 		"zeroes over a discard": {
 			[]*block.IO{{Op: block.OpWrite, Len: n, Data: tagged(1, n/512)}, {Op: block.OpFlush}, {Op: block.OpDiscard, Len: n}},
 			&block.IO{Op: block.OpWriteZeroes, FUA: true, Len: n}, 0,

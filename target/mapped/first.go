@@ -67,7 +67,7 @@ func (l *Leg) writeFirst(io *block.IO) bool {
 	t, touched := l.tree, mask(from, io.Len)
 	s := t.stripe(chunk)
 	s.mu.Lock()
-	slot, ok := l.slotNow(s, chunk, touched)
+	slot, ok := l.slotNow(s, chunk, touched, l.flushes(io))
 	if !ok {
 		s.mu.Unlock()
 		return false
@@ -79,9 +79,10 @@ func (l *Leg) writeFirst(io *block.IO) bool {
 	return true
 }
 
-// slotNow returns the slot whose chunk a write goes to, if it can be told, or taken, at once. The caller
-// holds the stripe.
-func (l *Leg) slotNow(s *stripe, chunk uint32, touched uint64) (slot uint32, ok bool) {
+// slotNow returns the slot whose chunk a write goes to, if it can be told, or taken, at once. A write that
+// needs a flush may go there only if it writes the record: with FUA, as the data, which leaves nothing that
+// the write relies on in the cache. The caller holds the stripe.
+func (l *Leg) slotNow(s *stripe, chunk uint32, touched uint64, flushes bool) (slot uint32, ok bool) {
 	t, b := l.tree, s.busy[chunk]
 	if b != nil && b.grains&touched != 0 {
 		return 0, false
@@ -91,7 +92,7 @@ func (l *Leg) slotNow(s *stripe, chunk uint32, touched uint64) (slot uint32, ok 
 		return 0, false
 	}
 	if own != 0 {
-		return own, true
+		return own, !flushes || touched&^t.record(own).data.Load() != 0
 	}
 	if b != nil && b.slots[l.layer.ID] != 0 {
 		return b.slots[l.layer.ID], true
@@ -134,14 +135,15 @@ func (w *chunkWrite) readEdges() {
 	w.left.Store(int32(len(w.edges)) + 1)
 	for i := range w.edges {
 		e, io := &w.edges[i], &w.reads[i]
-		grain := w.whole[e.grain*GrainSize-start:][:GrainSize]
 		io.Err = nil
+		from, to := w.missing(e.grain)
+		p := w.whole[from-start : to-start]
 		if !e.data {
-			clear(grain)
+			clear(p)
 			w.left.Add(-1)
 			continue
 		}
-		io.Op, io.Off, io.Len, io.Data = block.OpRead, e.source.at+e.grain*GrainSize, GrainSize, grain
+		io.Op, io.Off, io.Len, io.Data = block.OpRead, e.source.at+from, to-from, p
 		w.leg.tree.below.Submit(io)
 	}
 	w.edgesDone()
@@ -154,6 +156,19 @@ func (w *chunkWrite) bounds() (start, end int64) {
 		start, end = min(start, w.edges[i].grain*GrainSize), max(end, (w.edges[i].grain+1)*GrainSize)
 	}
 	return start, end
+}
+
+// missing is the part of a grain that has what the write does not cover: all of it if that is on both
+// sides.
+func (w *chunkWrite) missing(grain int64) (from, to int64) {
+	from, to = grain*GrainSize, (grain+1)*GrainSize
+	switch first, last := w.from, w.from+int64(len(w.p)); {
+	case first <= from:
+		from = last
+	case last >= to:
+		to = first
+	}
+	return from, to
 }
 
 func edgeRead(io *block.IO) { io.Owner.(*chunkWrite).edgesDone() }

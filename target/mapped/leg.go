@@ -149,9 +149,10 @@ func (l *Leg) submitChange(io *block.IO) {
 		}()
 		return
 	}
-	if io.Op != block.OpWrite || l.flushes(io) || !l.forward(io, &l.writes) && !l.writeFirst(io) {
-		go l.change(io)
+	if io.Op == block.OpWrite && (!l.flushes(io) && l.forward(io, &l.writes) || l.writeFirst(io)) {
+		return
 	}
+	go l.change(io)
 }
 
 func (l *Leg) gone(io *block.IO) error {
