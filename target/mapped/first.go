@@ -250,6 +250,9 @@ const keptMost = 64 << 10
 func (w *chunkWrite) answer(err error) {
 	leg, io, told := w.leg, w.io, w.told
 	w.leg, w.io, w.told, w.p, w.below.Data = nil, nil, nil, nil, nil
+	for i := range w.reads {
+		w.reads[i].Data = nil
+	}
 	if cap(w.whole) > keptMost {
 		w.whole = nil
 	}

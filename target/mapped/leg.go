@@ -13,8 +13,10 @@ import (
 
 // Leg is an open layer as a block.Device: the head of a leg, or a snapshot, which is read-only.
 // Reads of any chunk and writes to what the layer has already go to the drive at once and take no
-// memory; other requests that change it have a goroutine each. Discards and zeroes give whole grains
-// back; the rest of a discard does nothing, and the rest of a range of zeroes is written.
+// memory. Nor do first writes, which go from step to step as the drive ends them (chunkWrite); requests
+// that have to wait for another one, and others that change the leg, have a goroutine each. Discards and
+// zeroes give whole grains back; the rest of a discard does nothing, and the rest of a range of zeroes is
+// written.
 type Leg struct {
 	tree     *Tree
 	layer    *layer // guarded by the stripes
