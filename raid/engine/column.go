@@ -52,6 +52,9 @@ type leg struct {
 	// by the column's first shard.
 	missed, cached, flushing *bitmap
 	flusher                  *legIO
+	// covered: since it was dropped, missed has all that it may lack, even if it loses its cache now
+	// or has lost it since it was added. Says nothing of a member.
+	covered bool
 
 	err     error // the last error, until the leg has had none for a while
 	errAt   int64
@@ -79,6 +82,16 @@ const (
 // cache. For a leg that was thought to have no cache it is true, because its writes were
 // not tracked. The column is locked.
 func (l *leg) unflushed() bool { return !l.caches.Load() || l.cached.len()+l.flushing.len() > 0 }
+
+// lossCovered reports whether all that the leg lacks would be known if it lost its cache. While it
+// takes writes, what it has not flushed is tracked if it is known to have a cache; see add and
+// lookAtCache. The column is locked.
+func (l *leg) lossCovered() bool {
+	if l.member() {
+		return l.caches.Load()
+	}
+	return l.covered
+}
 
 // member reports whether writes go to the leg.
 func (l *leg) member() bool { return l.state >= Rebuilding }
@@ -301,7 +314,8 @@ func (l *leg) flush(s *legIO) {
 
 // wrote notes that the data of an extent IO may be in a leg's volatile cache only.
 func (l *leg) wrote(p *extentIO) {
-	if !p.fua && l.caches.Load() {
+	// Linux's target ignores FUA of zeroes.
+	if (!p.fua || p.op != block.OpWrite) && l.caches.Load() {
 		first, last := p.c.v.plan.regionsOf(p.off, p.end)
 		l.cached.set(first, last)
 	}
