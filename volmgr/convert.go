@@ -479,7 +479,7 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 	return &pb.WantedLink{
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
-		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, Reborn: l.Reborn,
+		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
 		LeaveOut: l.LeaveOut, Keys: pbKeys(l.Keys), Host: pbHost(l.Host),
 	}
 }

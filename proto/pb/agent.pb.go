@@ -3977,6 +3977,7 @@ type CopyReport struct {
 	DoneBytes      uint64                 `protobuf:"varint,2,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
 	TotalBytes     uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	BytesPerSecond uint64                 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately; 0: not known
+	What           string                 `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`                                              // what is copied, and why, for people; empty: not told
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4037,6 +4038,13 @@ func (x *CopyReport) GetBytesPerSecond() uint64 {
 		return x.BytesPerSecond
 	}
 	return 0
+}
+
+func (x *CopyReport) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
 }
 
 // InUse lists the legs that take part in a volume's I/O on a host, wanted or not.
@@ -5096,9 +5104,15 @@ type WantedLink struct {
 	CopyAllSince uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
 	// Not empty: the host shall leave out this leg in sync, for this reason. It asks for the record
 	// (STALE_REASON_LEFT_OUT) once another copy has everything that was acknowledged on its medium.
-	LeaveOut      string      `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
-	Keys          *ExportKeys `protobuf:"bytes,17,opt,name=keys,proto3" json:"keys,omitempty"` // unset: no identity is proven
-	Host          *Host       `protobuf:"bytes,18,opt,name=host,proto3" json:"host,omitempty"` // as which to connect; unset: the machine's own identity
+	LeaveOut string      `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
+	Keys     *ExportKeys `protobuf:"bytes,17,opt,name=keys,proto3" json:"keys,omitempty"` // unset: no identity is proven
+	Host     *Host       `protobuf:"bytes,18,opt,name=host,proto3" json:"host,omitempty"` // as which to connect; unset: the machine's own identity
+	// With copy_all: since revision all_since it is needed only because the leg may have lost what its
+	// drive's cache held; all_since 0: since the leg was last in sync. A host that has tracked what it
+	// wrote to the leg and did not flush, and whose copy of all of it is not older than all_since,
+	// copies only that and what the leg missed. Hosts that do not track that copy all.
+	CacheLost     bool   `protobuf:"varint,19,opt,name=cache_lost,json=cacheLost,proto3" json:"cache_lost,omitempty"`
+	AllSince      uint64 `protobuf:"varint,20,opt,name=all_since,json=allSince,proto3" json:"all_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5257,6 +5271,20 @@ func (x *WantedLink) GetHost() *Host {
 		return x.Host
 	}
 	return nil
+}
+
+func (x *WantedLink) GetCacheLost() bool {
+	if x != nil {
+		return x.CacheLost
+	}
+	return false
+}
+
+func (x *WantedLink) GetAllSince() uint64 {
+	if x != nil {
+		return x.AllSince
+	}
+	return 0
 }
 
 type RecordStaleRequest struct {
@@ -5579,6 +5607,7 @@ type RebuiltLeg struct {
 	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	BytesCopied   uint64                 `protobuf:"varint,3,opt,name=bytes_copied,json=bytesCopied,proto3" json:"bytes_copied,omitempty"`
+	What          string                 `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"` // what was copied, and why, for people; empty: not told
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5632,6 +5661,13 @@ func (x *RebuiltLeg) GetBytesCopied() uint64 {
 		return x.BytesCopied
 	}
 	return 0
+}
+
+func (x *RebuiltLeg) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
 }
 
 type RecordInSyncResponse struct {
@@ -6697,7 +6733,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
 	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12)\n" +
-	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\x8d\x01\n" +
+	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\xa1\x01\n" +
 	"\n" +
 	"CopyReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1d\n" +
@@ -6705,7 +6741,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"done_bytes\x18\x02 \x01(\x04R\tdoneBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
 	"totalBytes\x12(\n" +
-	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\" \n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\" \n" +
 	"\x05InUse\x12\x17\n" +
 	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xf1\x02\n" +
 	"\vScrubReport\x12\x0e\n" +
@@ -6803,7 +6840,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\x12\x16\n" +
 	"\x06freeze\x18\x03 \x01(\bR\x06freeze\x12\x18\n" +
-	"\aprepare\x18\x04 \x01(\bR\aprepare\"\x8a\x04\n" +
+	"\aprepare\x18\x04 \x01(\bR\aprepare\"\xc6\x04\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -6824,7 +6861,10 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\x12\x1b\n" +
 	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\x12'\n" +
 	"\x04keys\x18\x11 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12!\n" +
-	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\"\xdf\x01\n" +
+	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\x12\x1d\n" +
+	"\n" +
+	"cache_lost\x18\x13 \x01(\bR\tcacheLost\x12\x1b\n" +
+	"\tall_since\x18\x14 \x01(\x04R\ballSince\"\xdf\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
@@ -6850,12 +6890,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12'\n" +
-	"\x04legs\x18\x04 \x03(\v2\x13.weft.v1.RebuiltLegR\x04legs\"b\n" +
+	"\x04legs\x18\x04 \x03(\v2\x13.weft.v1.RebuiltLegR\x04legs\"v\n" +
 	"\n" +
 	"RebuiltLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12!\n" +
-	"\fbytes_copied\x18\x03 \x01(\x04R\vbytesCopied\"g\n" +
+	"\fbytes_copied\x18\x03 \x01(\x04R\vbytesCopied\x12\x12\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\"g\n" +
 	"\x14RecordInSyncResponse\x12\x1b\n" +
 	"\tevent_seq\x18\x01 \x01(\x04R\beventSeq\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x1e\n" +

@@ -399,6 +399,8 @@ type WantedLink struct {
 	WriteThrough bool
 	CopyAll      bool
 	CopyAllSince uint64
+	CacheLost    bool // see Leg
+	AllSince     uint64
 	Reborn       uint64
 	LeaveOut     string // why the host shall leave it out; empty: it shall not
 	// Keys and Host: what to prove, and as which host to connect; zero: nothing, as itself.

@@ -219,6 +219,12 @@ type Leg struct {
 	// the leg at that revision or a later one, and knows what it misses since, need not begin
 	// anew. 0: not known.
 	CopyAllSince uint64 `json:"copy_all_since,omitempty"`
+	// CacheLost: since revision AllSince, CopyAll holds only because the leg may have lost what its
+	// drive's cache held; AllSince 0: since it was last in sync. A host that has tracked what it wrote
+	// and did not flush copies no more than that and what the leg missed. Managers of earlier versions
+	// drop both fields, and so have all of it copied.
+	CacheLost bool   `json:"cache_lost,omitempty"`
+	AllSince  uint64 `json:"all_since,omitempty"`
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`

@@ -277,7 +277,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		link := WantedLink{
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
 			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
-			Reborn: l.Reborn,
+			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
 		}
 		if n := s.nodes[l.Node]; n != nil {
 			link.Portals = n.Portals
