@@ -293,13 +293,20 @@ func (p *extentIO) startFlush(e *effects) {
 }
 
 // lookAtCache notes if a leg's drive has got a volatile cache since the leg was added: data
-// already written to the leg may not be durable.
+// already written to the leg may not be durable. If the drive is said to have none any more, its
+// flushes may be skipped, so they prove nothing if it has one all the same: writes count as not
+// tracked.
 func (c *column) lookAtCache(l *leg) {
-	if !l.member() || l.caches.Load() || l.dev == nil || c.v.cfg.ReadOnly || !l.dev.Geometry().VolatileCache {
+	if !l.member() || l.dev == nil || c.v.cfg.ReadOnly {
 		return
 	}
-	l.caches.Store(true)
-	l.cached.setAll()
+	switch caches := l.dev.Geometry().VolatileCache; {
+	case caches && !l.caches.Load():
+		l.caches.Store(true)
+		l.cached.setAll()
+	case !caches:
+		l.caches.Store(false)
+	}
 }
 
 // flush notes, before s flushes the leg, which regions the flush will make durable. The
@@ -326,7 +333,8 @@ func (l *leg) flushed(s *legIO) {
 		return
 	}
 	l.flusher = nil
-	if s.state == partDone && l.inc == s.inc {
+	// If the drive was said meanwhile to have no cache, the flush may have been skipped.
+	if s.state == partDone && l.inc == s.inc && l.dev.Geometry().VolatileCache {
 		l.flushing.clear()
 	}
 }

@@ -176,3 +176,31 @@ func TestALegThatGetsACacheMayHaveFlushedNothing(t *testing.T) {
 	}
 	again.answer(block.ErrGone)
 }
+
+// TestASkippedFlushMakesNothingDurable: flushes of a drive that is said to have no cache are skipped. If
+// it has one all the same, nobody knows what is in it.
+func TestASkippedFlushMakesNothingDurable(t *testing.T) {
+	for name, during := range map[string]bool{"said before the flush": false, "said during the flush": true} {
+		v, legs := cachedPair(t)
+		done := start(v, write(0, fill(4096, 1)))
+		answerAll(legs)
+		if err := wait(t, done); err != nil {
+			t.Fatal(err)
+		}
+		say := func() { legs[1].g.VolatileCache = false }
+		if !during {
+			say()
+		}
+		done = start(v, &block.IO{Op: block.OpFlush})
+		if during {
+			say()
+		}
+		answerAll(legs)
+		if err := wait(t, done); err != nil {
+			t.Fatal(err)
+		}
+		if dirty, covered := lacks(t, v); covered && dirty == 0 {
+			t.Errorf("%s: it is said to lack nothing even if it has lost a cache", name)
+		}
+	}
+}
