@@ -321,8 +321,12 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string, attributes ..
 	suspect := l.Suspect
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
-	if suspect {
+	switch {
+	case !suspect:
+	case l.CacheLost:
 		l.copyUnflushed()
+	default:
+		l.copyAll()
 	}
 	t.s.trials.Lost(t.s.by, l.ID, t.now)
 	attributes = append([]string{"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "revision", fmt.Sprint(l.Revision)}, attributes...)
@@ -627,8 +631,19 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 		if l.Draining != 0 { // its host would read what it lost
 			t.endDraining(id, l.ID)
 		}
-		t.volume(id).leg(l.ID).copyUnflushed()
+		if l := t.volume(id).leg(l.ID); t.flushes(l.Drive) {
+			l.copyUnflushed()
+		} else {
+			l.copyAll()
+		}
 	}
+}
+
+// flushes reports whether each flush of a drive has made durable what was written before, since its target
+// booted; until cachesReported has seen a boot, it speaks of the time before that.
+func (t *tx) flushes(id block.DriveID) bool {
+	d := t.drives.peek(id)
+	return d != nil && !d.CacheChanged
 }
 
 func (t *tx) volatileCache(id block.DriveID) bool {
