@@ -28,12 +28,7 @@ func someData(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) }
 // benchTree is a tree of which each chunk is mapped, under so many snapshots that have a part of it.
 func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 	b.Helper()
-	p := testPlace(below)
-	p.Extents = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
-	tree, err := Format(p, id(1), benchLeg, nil)
-	must(b, err)
-	leg, err := tree.Leg(id(1))
-	must(b, err)
+	tree, leg := emptyBenchTree(b, below)
 	buf := someData(ChunkSize)
 	for off := int64(0); off < benchLeg; off += ChunkSize {
 		must(b, block.WriteAt(leg, buf, off))
@@ -45,6 +40,17 @@ func benchTree(b testing.TB, below block.Device, layers int) (*Tree, *Leg) {
 			must(b, block.WriteAt(leg, buf[:GrainSize], int64(r.IntN(benchLeg/GrainSize))*GrainSize))
 		}
 	}
+	return tree, leg
+}
+
+func emptyBenchTree(b testing.TB, below block.Device) (*Tree, *Leg) {
+	b.Helper()
+	p := testPlace(below)
+	p.Extents = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
+	tree, err := Format(p, id(1), benchLeg, nil)
+	must(b, err)
+	leg, err := tree.Leg(id(1))
+	must(b, err)
 	return tree, leg
 }
 
@@ -163,11 +169,13 @@ func TestWhatFirstWritesCost(t *testing.T) {
 
 func firstWrites(t testing.TB, size int64, depth int, frozen bool) (ratio, tables float64) {
 	below := timed{ramdisk.New(benchSize, 4096), &atomic.Int64{}}
-	tree, leg := benchTree(t, below, 0)
+	var tree *Tree
+	var leg *Leg
 	if frozen {
+		tree, leg = benchTree(t, below, 0)
 		must(t, tree.Freeze(id(1), id(2), nil))
 	} else {
-		must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: benchLeg}))
+		tree, leg = emptyBenchTree(t, below)
 	}
 	plain := writeEach(below, size, depth)
 	below.writes.Store(0)
