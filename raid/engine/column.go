@@ -55,6 +55,9 @@ type leg struct {
 	// covered: since it was dropped, missed has all that it may lack, even if it loses its cache now
 	// or has lost it since it was added. Says nothing of a member.
 	covered bool
+	// unsure: a flush has failed or may have been skipped since the leg was added, so what it has written
+	// may be missing without being noted. Guarded by the column's first shard.
+	unsure bool
 
 	err     error // the last error, until the leg has had none for a while
 	errAt   int64
@@ -88,7 +91,7 @@ func (l *leg) unflushed() bool { return !l.caches.Load() || l.cached.len()+l.flu
 // lookAtCache. The column is locked.
 func (l *leg) lossCovered() bool {
 	if l.member() {
-		return l.caches.Load()
+		return l.caches.Load() && !l.unsure
 	}
 	return l.covered
 }
@@ -304,8 +307,8 @@ func (c *column) lookAtCache(l *leg) {
 	case caches && !l.caches.Load():
 		l.caches.Store(true)
 		l.cached.setAll()
-	case !caches:
-		l.caches.Store(false)
+	case !caches && l.caches.Load():
+		l.unsure = true
 	}
 }
 
@@ -336,6 +339,10 @@ func (l *leg) flushed(s *legIO) {
 	// If the drive was said meanwhile to have no cache, the flush may have been skipped.
 	if s.state == partDone && l.inc == s.inc && l.dev.Geometry().VolatileCache {
 		l.flushing.clear()
+		return
+	}
+	if l.inc == s.inc {
+		l.unsure = true // a later flush that succeeds does not say where this one's data is
 	}
 }
 

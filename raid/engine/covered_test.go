@@ -204,3 +204,22 @@ func TestASkippedFlushMakesNothingDurable(t *testing.T) {
 		}
 	}
 }
+
+// Where the data of a failed flush is nobody knows, also after one that succeeds.
+func TestALaterFlushDoesNotMakeUpForAFailedOne(t *testing.T) {
+	v, legs := cachedPair(t)
+	done := start(v, write(0, fill(4096, 1)))
+	answerAll(legs)
+	if err := wait(t, done); err != nil {
+		t.Fatal(err)
+	}
+	start(v, &block.IO{Op: block.OpFlush})
+	legs[0].answer(nil)
+	legs[1].answer(block.ErrMedium)
+	start(v, &block.IO{Op: block.OpFlush})
+	legs[0].answer(nil)
+	legs[1].answer(nil)
+	if dirty, covered := lacks(t, v); covered {
+		t.Errorf("it is said to lack only %d regions if it loses its cache", dirty)
+	}
+}

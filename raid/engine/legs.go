@@ -152,7 +152,7 @@ func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, 
 		return
 	}
 	l.inc++
-	l.state = state
+	l.state, l.unsure = state, false
 	if state == InSync {
 		l.unknownCached(c)
 		c.unpark(e)
