@@ -693,6 +693,24 @@ func TestALegThatIsCopiedIsNotMadeOfNothing(t *testing.T) {
 	}
 }
 
+// A leg of a snapshot that is not prepared is never made of zeroes: its label would say that it is the snapshot.
+func TestALegOfASnapshotIsNeverMadeOfZeroes(t *testing.T) {
+	for _, snapshot := range []bool{true, false} {
+		w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin()
+		if snapshot {
+			w.Legs[1].Volume.Snapshot = &pb.SnapshotOf{VolumeId: volumeID(9).String()}
+		}
+		orders, report, _ := planned(w, []*pb.LegLabel{w.recorded(0, true), w.recorded(1, false)}, nil)
+		made := slices.ContainsFunc(orders, func(o order) bool {
+			p, is := o.(prepareLeg)
+			return is && p.leg == legID(2)
+		})
+		if made == snapshot || strings.Contains(report.GetError(), "zeroes") != snapshot {
+			t.Errorf("of a snapshot %v: the orders are %v, the report %v", snapshot, orders, report)
+		}
+	}
+}
+
 // A copy makes its tree if that is its own. Without another tree that it is to be in, it is lost.
 func TestACopyMayMakeATreeOfItsOwn(t *testing.T) {
 	for tree, may := range map[block.LegID]bool{legID(2): true, legID(1): false} {
