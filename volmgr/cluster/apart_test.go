@@ -5,6 +5,10 @@ package cluster
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/image"
 )
 
 // A leg of a snapshot is not moved by name: a new leg would be of zeroes.
@@ -20,6 +24,54 @@ func TestALegOfASnapshotIsNotMovedByName(t *testing.T) {
 	}
 	if legs := w.volume("db1@mon").Legs; len(legs) != 2 || legs[0].Leave {
 		t.Errorf("its legs are now %v", legs)
+	}
+}
+
+// A leg of a snapshot that is blank and is not being copied, as an earlier manager recorded it for a move, is given
+// up, also if another leg cannot be reached, and the leg that was to move stays. Nobody is told to attach the
+// snapshot for that.
+func TestABlankLegOfASnapshotIsGivenUp(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	tx := newTx(w.s, w.now)
+	v := tx.volume(w.volume("db1@mon").ID)
+	used := map[block.DriveID]bool{v.Legs[0].Drive: true, v.Legs[1].Drive: true}
+	var other *Drive
+	for _, d := range w.s.drives {
+		if !used[d.ID] {
+			other = d
+		}
+	}
+	v.Legs[0].Leave = true
+	blank := Leg{
+		ID: block.LegID{UUID: block.UUID{77}}, Copy: v.freeSlot(0), Place: v.nextPlace(), Drive: other.ID, Node: other.Node, Image: image.Image{Kind: image.Mapped},
+		State: LegStale, Revision: 1, CopyAll: true, CopyAllSince: 1, Blank: true, Reason: "it is new and has no data yet",
+	}
+	v.Placed, v.Legs = blank.Place, append(v.Legs, blank)
+	v.sortLegs()
+	if why := w.s.rebuildWaitsFor(v, v.leg(blank.ID)); why == "" || strings.Contains(why, "attached") {
+		t.Errorf("it waits for %q", why)
+	}
+	tx.unsure[v.ID] = true
+	tx.commit()
+	tx = newTx(w.s, w.now)
+	on := w.s.targets[v.Legs[0].Node]
+	on.status.Online = false
+	tx.settleColumn(v.ID, 0, map[block.LegID]string{})
+	on.status.Online = true
+	if l := tx.peek(v.ID).leg(blank.ID); l.Retired == 0 {
+		t.Errorf("while another leg cannot be reached it is %+v", l)
+	}
+	for range 30 {
+		w.now = w.now.Add(time.Minute)
+		w.look(3)
+	}
+	v = w.bothCopies("db1@mon", block.DriveID{})
+	if v.leg(blank.ID) != nil || v.Legs[0].Leave || v.Legs[1].Leave {
+		t.Errorf("its legs are now %+v", v.Legs)
 	}
 }
 

@@ -284,6 +284,15 @@ func TestACompleteLegThatNoRecordHasIsOneAgain(t *testing.T) {
 		tx := newTx(w.s, w.now)
 		if d := w.s.drives[copied.Drive]; tx.adoptable(last, d, label) != (what == "not recorded") {
 			t.Errorf("%s, and no other leg is good: it is taken %v", what, tx.adoptable(last, d, label))
+		} else if what == "not recorded" {
+			tx.volumes.set(last.ID, last)
+			tx.adoptStray(last, d, label)
+			v := tx.peek(last.ID)
+			if l := v.leg(copied.ID); l == nil || l.trusted() || l.Blank || l.State != LegStale {
+				t.Errorf("no label says that it was in sync, and it is recorded as %+v", l)
+			} else if why := w.s.rebuildWaitsFor(v, l); !strings.Contains(why, "an operator to choose") {
+				t.Errorf("it waits for %q", why)
+			}
 		}
 	}
 }

@@ -171,6 +171,7 @@ func (t *tx) settleCopies(id block.VolumeID, ask map[block.LegID]string) {
 }
 
 func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]string) {
+	t.endMoves(id, column)
 	v := t.peek(id)
 	wanted, legs := v.Layout.Group().Members, v.column(column)
 	switch {
@@ -190,6 +191,19 @@ func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]str
 	case !v.replaceable():
 	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
+	}
+}
+
+// endMoves takes moves of a snapshot's legs back. MoveLeg refuses them; an earlier manager recorded them.
+func (t *tx) endMoves(id block.VolumeID, column int) {
+	v := t.peek(id)
+	if !v.IsSnapshot() {
+		return
+	}
+	for _, l := range v.column(column) {
+		if l.Leave {
+			t.volume(id).leg(l.ID).Leave = false
+		}
 	}
 }
 
@@ -233,6 +247,8 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 	switch reason := t.leaving(l); {
 	case l.Blank && reason != "": // it has nothing to lose
 		return reason, true
+	case v.IsSnapshot() && l.Blank && l.State == LegStale && l.Copying == nil:
+		return "it holds nothing, and is not being copied", true
 	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
 		return "the leg that it was to replace is back", true
 	case t.others(v, l) < enough:

@@ -2147,6 +2147,14 @@ func (s *State) copyingWaits(v *Volume, l *Leg) string {
 	return s.legWaitsFor(l)
 }
 
+// uncopiedWaits says what becomes of a stale leg of a snapshot that is not being copied. No host writes to it.
+func (s *State) uncopiedWaits(v *Volume, l *Leg) string {
+	if v.trusted()[l.Column] == 0 && !l.Blank {
+		return fmt.Sprintf("an operator to choose a copy of column %d: none is known to be right", l.Column)
+	}
+	return fmt.Sprintf("another copy of column %d to be in sync and reached; this one is given up then, and copied again", l.Column)
+}
+
 // lackingWaits says what a column of a snapshot that lacks a copy waits for before that is begun.
 func (s *State) lackingWaits(v *Volume, column int) (waits, actions []string) {
 	failed := s.uncopied[columnOf{v.ID, column}]
@@ -2198,7 +2206,7 @@ func (v *Volume) lostTrackOf(label *evidence.LegLabel) bool {
 // adoptable reports whether a leg that no record has is as good as those of the record. Labels say when a
 // snapshot was taken only once it is complete, and a copy is complete only when it holds all of that. If its
 // own label does not list it as in sync, the lost manager may have ended its copy, as one of a suspect leg. It
-// is then adopted only where no other leg is good.
+// is then adopted only where no other leg is good, and is stale until an operator chooses it.
 func (t *tx) adoptable(v *Volume, d *Drive, label *evidence.LegLabel) bool {
 	n := t.nodes.peek(d.Node)
 	known := slices.Contains(label.Volume.InSync, label.Leg) || !slices.ContainsFunc(v.column(label.Column), func(l *Leg) bool { return l.trusted() })
@@ -2235,12 +2243,17 @@ func (t *tx) adoptStray(v *Volume, d *Drive, label *evidence.LegLabel) {
 	l := v.strayLeg(d, label)
 	v.Generation = max(v.Generation, label.Volume.Generation) + 1
 	l.Copy, l.State, l.Listed, v.Placed = v.freeSlot(l.Column), LegInSync, v.Generation, l.Place
+	said, kind := "by its label it is complete", event.LegInSync
+	if !slices.Contains(label.Volume.InSync, label.Leg) {
+		said, kind = "its label does not say that it was in sync, so an operator has to choose it", event.LegStale
+		l.State, l.StaleSince, l.StaleAt, l.CopyAll, l.CopyAllSince, l.Reason = LegStale, t.now.UTC(), t.gen, true, l.Revision, "its label does not say that it was in sync"
+	}
 	v.Legs = append(v.Legs, l)
 	v.sortLegs()
 	if l.shares() {
 		t.grafts[l.tree()] = append(t.grafts[l.tree()], v.ID)
 	}
-	t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, and by its label it is complete", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
+	t.volumeEvent(v, event.Info, kind, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost; %s", &l, d.Device, said), "leg", l.ID.String(), "node", string(l.Node))
 }
 
 func (t *tx) freeStray(v *Volume, d *Drive, label *evidence.LegLabel) {

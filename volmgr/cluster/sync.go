@@ -445,8 +445,11 @@ func rank(last bool) int {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
-	if l.Copying != nil {
+	switch {
+	case l.Copying != nil:
 		return s.copyingWaits(v, l)
+	case v.IsSnapshot():
+		return s.uncopiedWaits(v, l)
 	}
 	why := cmp.Or(s.noCopier(v), s.notCopied(v, l))
 	switch unhealed := s.unhealed(l); {
