@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
+	"weft.dev/weft/volmgr/image"
 	"weft.dev/weft/volmgr/keys"
 )
 
@@ -102,6 +103,53 @@ func TestASourceThatIsAwayIsNotTheFaultOfTheDrive(t *testing.T) {
 	tx.noteFailure(v, v.leg(to.ID), "it is away")
 	if failed := w.s.uncopied[columnOf{v.ID, 0}].failed; failed[to.Drive.UUID] || !failed[from.ID.UUID] {
 		t.Errorf("what failed is %v", failed)
+	}
+}
+
+// A drive that has no more space than is left to hosts gets a copy only if no other drive can have it.
+func TestACopyIsNotPlacedOnAFullDrive(t *testing.T) {
+	for _, own := range []bool{false, true} { // it is to be in a tree of its own
+		w := newSnapWorld(t, 1)
+		w.missed("db1", "mon")
+		v := w.volume("db1@mon").clone()
+		v.Legs = slices.DeleteFunc(v.Legs, func(l Leg) bool { return l.Copying != nil || !l.Rebuilt.IsZero() })
+		if own {
+			v.Snapshot = v.Snapshot.with(nil)
+			v.Snapshot.Volume = block.VolumeID{} // its volume is gone
+		}
+		tx := newTx(w.s, w.now)
+		before, err := tx.copyPlace(v, 0, nil, tx.newCopyLook())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tx.full(before.Drive) {
+			t.Error("a drive with free extents is full")
+		}
+		fill := func(id block.DriveID) {
+			d := w.s.drives[id]
+			d.Space = []image.Extent{{Start: 0, Count: d.Extents}}
+			r := w.s.targets[d.Node].drives[id]
+			r.Reserve, r.Trees = []image.Extent{{Start: 0, Count: 1}}, []TreeReport{{Extents: []image.Extent{{Start: 1, Count: d.Extents - 1}}}}
+			w.s.targets[d.Node].drives[id] = r
+			if !tx.full(id) {
+				t.Errorf("drive %v is not full: free %d, reserve %d", id, w.s.free(id), w.s.reserve(d))
+			}
+		}
+		fill(before.Drive)
+		for i := range uint64(16) {
+			tx.gen += i
+			if to, err := tx.copyPlace(v, 0, nil, tx.newCopyLook()); err != nil || to.Drive == before.Drive {
+				t.Errorf("in a tree of its own %v: it goes to %v, %v", own, to.Drive, err)
+			}
+		}
+		for id := range w.s.drives {
+			if id != before.Drive {
+				fill(id)
+			}
+		}
+		if to, err := tx.copyPlace(v, 0, nil, tx.newCopyLook()); err != nil || !own && to.Drive != before.Drive {
+			t.Errorf("all are full, and it goes to %v, %v", to.Drive, err)
+		}
 	}
 }
 

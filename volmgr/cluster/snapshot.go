@@ -1826,14 +1826,32 @@ func (t *tx) planCopy(v *Volume, column int, look *copyLook) (from, to Leg, err 
 }
 
 // copyPlace returns the place of one more leg of a column: its drive, its node and its tree, zero for one of
-// its own. It is on no drive with which the copy has failed.
+// its own. It is on no drive with which the copy has failed, and on a full one only if there is no other.
 func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool, look *copyLook) (to Leg, err error) {
+	if to, err = t.copyPlaceBut(v, column, failed, t.full, look); err != nil {
+		to, err = t.copyPlaceBut(v, column, failed, func(block.DriveID) bool { return false }, look)
+	}
+	return to, err
+}
+
+// full reports whether a drive has no more space for trees than its target leaves to hosts; see flatReserve.
+func (t *tx) full(id block.DriveID) bool {
+	d := t.drives.peek(id)
+	if d == nil {
+		return false
+	}
+	_, seen := t.s.spaceReport(d)
+	return seen && t.s.free(id) == 0 && t.s.reserve(d) <= max(reserveFor(d)/2, 1)
+}
+
+// copyPlaceBut is copyPlace without the drives that are called full.
+func (t *tx) copyPlaceBut(v *Volume, column int, failed map[block.UUID]bool, full func(block.DriveID) bool, look *copyLook) (to Leg, err error) {
 	of := columnOf{v.Snapshot.Volume, column}
 	if _, known := look.trees[of]; !known {
 		look.trees[of] = t.treesOf(v, column)
 	}
 	for _, l := range look.trees[of] {
-		if !failed[l.Drive.UUID] && t.takesCopy(v, &l) {
+		if !failed[l.Drive.UUID] && t.takesCopy(v, &l) && !full(l.Drive) {
 			return Leg{Drive: l.Drive, Node: l.Node, Tree: l.tree()}, nil
 		}
 	}
@@ -1844,6 +1862,8 @@ func (t *tx) copyPlace(v *Volume, column int, failed map[block.UUID]bool, look *
 			return fmt.Sprintf("target %s cannot copy snapshots: it is of an earlier version", x.Node)
 		case failed[x.ID.UUID]:
 			return "a copy to it has failed"
+		case full(x.ID):
+			return "what is left of its space is for hosts"
 		}
 		return ""
 	}
