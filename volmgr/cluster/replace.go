@@ -247,7 +247,7 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 	switch reason := t.leaving(l); {
 	case l.Blank && reason != "": // it has nothing to lose
 		return reason, true
-	case v.IsSnapshot() && l.Blank && l.State == LegStale && l.Copying == nil:
+	case v.IsSnapshot() && l.idle():
 		return "it holds nothing, and is not being copied", true
 	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
 		return "the leg that it was to replace is back", true
@@ -261,6 +261,9 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return reason, reason != ""
 	}
 }
+
+// idle reports whether a leg of a snapshot holds nothing, and nothing is being copied to it.
+func (l *Leg) idle() bool { return l.Blank && l.State == LegStale && l.Copying == nil }
 
 // others is how many other legs of a leg's column are in sync and can be served.
 func (t *tx) others(v *Volume, l *Leg) int {
