@@ -47,6 +47,7 @@ func (q *queue) send() {
 		if err == nil && !done {
 			q.mu.Lock()
 			q.full = true
+			q.quiet.Broadcast() // the writer may have ended
 			q.mu.Unlock()
 			q.kick()
 			return
