@@ -28,7 +28,7 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Connect:
 		return k.connect(ctx, s, o)
 	case volume.Try:
-		return k.try(ctx, o.Path)
+		return k.portals.Try(ctx, o.Path)
 	case volume.RecordInSync:
 		return k.recordInSync(ctx, s, o)
 	case volume.HoldIO:

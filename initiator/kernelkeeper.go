@@ -23,13 +23,12 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
-	tryTimeout     = time.Second      // for an attempt to connect to a portal that is silent
 	partWithin     = 2 * time.Second  // a target that answers ends a connection within 0.3 s
 	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 
 // capabilities are those of device-mapper and the kernel's NVMe host.
-var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true, Tries: true}
+var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true}
 
 // kernelKeeper keeps one volume on the kernel's data path: it observes (observe.go) and carries
 // out (apply.go) what package initiator/volume decides. Calls that may hang in the kernel go
@@ -48,8 +47,7 @@ type kernelKeeper struct {
 	columns  int
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
-	trying   map[volume.Path]time.Time // since when it is tried whether a silent portal accepts connections
-	tried    map[volume.Path]volume.Tried
+	portals  *keeper.Portals
 	fast     map[string]bool // controllers whose I/O fails once the kernel has noticed that the connection is gone
 	silent   map[string]bool // controllers whose outage is counted
 	watched  map[string]bool
@@ -71,8 +69,7 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{},
-		trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	can := capabilities
@@ -85,7 +82,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		},
 		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)
-	k.log = k.Log
+	k.log, k.portals = k.Log, keeper.NewPortals(keeper.Reach(a.cfg.Dial), k.Tell)
 	k.remember()
 	return k
 }

@@ -6,15 +6,12 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
-	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
@@ -82,35 +79,12 @@ func (k *kernelKeeper) listen(s *seen) {
 		}
 		for j := range s.Paths {
 			path := &s.Paths[j]
-			if path.Subsystem == l.NQN && (path.State == volume.PathLive || path.State == volume.PathSilent) && !since.IsZero() && (path.Silent.IsZero() || since.Before(path.Silent)) {
-				path.Silent = since
+			if path.Subsystem == l.NQN && (path.State == volume.PathLive || path.State == volume.PathSilent) {
+				path.Silent = keeper.Earlier(path.Silent, since)
 			}
 		}
 	}
-	s.Tried, s.Trying = maps.Clone(k.tried), maps.Clone(k.trying)
-}
-
-// try begins to find out whether a silent portal accepts connections. Over RDMA that cannot be told so
-// soon: such a portal counts as one that does.
-func (k *kernelKeeper) try(ctx context.Context, path volume.Path) error {
-	if path.Portal.Transport != block.TCP {
-		k.tried[path] = volume.Tried{At: time.Now(), OK: true}
-		return nil
-	}
-	if _, under := k.trying[path]; under {
-		return volume.ErrLater
-	}
-	k.trying[path] = time.Now()
-	go func() {
-		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-		defer cancel()
-		err := userspace.Reachable(k.agent.cfg.Dial)(ctx, net.JoinHostPort(path.Portal.Address, strconv.Itoa(int(path.Portal.Port))))
-		k.Tell(func() {
-			delete(k.trying, path)
-			k.tried[path] = volume.Tried{At: time.Now(), OK: err == nil}
-		})
-	}()
-	return nil
+	k.portals.See(&s.Seen)
 }
 
 // observePaths finds the controllers, and the attempts to connect.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -108,6 +109,15 @@ contexts: [{name: lab, context: {cluster: lab, user: user}}]
 current-context: lab
 `, apiServer, l.secrets.file("ca.crt"), token)
 	return os.WriteFile(file, []byte(text), 0o600)
+}
+
+// writeAccountConfig is writeKubeconfig with a token of a ServiceAccount.
+func (l *Lab) writeAccountConfig(file, namespace, account string) error {
+	token, err := l.TryKubectl("create", "token", account, "--namespace="+namespace, "--duration=24h")
+	if err != nil {
+		return err
+	}
+	return l.writeKubeconfig(file, strings.TrimSpace(token))
 }
 
 // start starts a program of the lab outside of the nodes.

@@ -24,7 +24,7 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// everything is what the chart renders with all that can be enabled: SnapshotMetadata, too.
+// everything is the file that the chart renders with each option enabled. SnapshotMetadata is one of them.
 const everything = "../../deploy/manifests/testdata/everything.yaml"
 
 // backupTool is an account with the rights of upstream's role for tools that make backups.
@@ -189,7 +189,7 @@ type blocks struct {
 	Size   int64 `json:"size_bytes"`
 }
 
-// differences is what the service answers to an account that may ask, and how much that is.
+// differences asks the service as an account that may ask. It returns the ranges and the sum of their sizes.
 func (l *Lab) differences(t *testing.T, snapshot, previous string) (all []blocks, size int64) {
 	t.Helper()
 	out, err := l.askDifferences("backup", snapshot, previous)
@@ -218,14 +218,8 @@ func (l *Lab) differences(t *testing.T, snapshot, previous string) (all []blocks
 // askDifferences asks as an account.
 func (l *Lab) askDifferences(account, snapshot, previous string) ([]byte, error) {
 	config := l.file(account + ".kubeconfig")
-	if _, err := os.Stat(config); err != nil {
-		token, err := l.TryKubectl("create", "token", account, "--duration=1h")
-		if err != nil {
-			return nil, err
-		}
-		if err := l.writeKubeconfig(config, strings.TrimSpace(token)); err != nil {
-			return nil, err
-		}
+	if err := l.writeAccountConfig(config, "default", account); err != nil {
+		return nil, err
 	}
 	args := []string{"-kubeconfig=" + config, "-snapshot=" + snapshot}
 	if previous != "" {

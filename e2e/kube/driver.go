@@ -37,11 +37,7 @@ func (l *Lab) startDriver() error {
 	if err := l.prepareSnapshots(); err != nil {
 		return err
 	}
-	token, err := l.TryKubectl("create", "token", account, "--namespace="+namespace, "--duration=24h")
-	if err != nil {
-		return err
-	}
-	if err := l.writeKubeconfig(l.accountConfig(), strings.TrimSpace(token)); err != nil {
+	if err := l.writeAccountConfig(l.accountConfig(), namespace, account); err != nil {
 		return err
 	}
 	if err := l.StartController(); err != nil {

@@ -40,9 +40,9 @@ func (p *Pulse) Look(now time.Time, live bool, interval time.Duration) (silent t
 	case p.dark.IsZero():
 		p.dark = now
 	}
-	silent = earliest(p.dark, p.failing)
+	silent = Earlier(p.dark, p.failing)
 	if p.running && now.Sub(p.started) > interval {
-		silent = earliest(silent, p.started)
+		silent = Earlier(silent, p.started)
 	}
 	p.Looks++
 	if silent.IsZero() {
@@ -67,7 +67,7 @@ func (p *Pulse) Unanswered() time.Time {
 
 func (p *Pulse) unanswered() time.Time {
 	if p.running {
-		return earliest(p.dark, p.started)
+		return Earlier(p.dark, p.started)
 	}
 	return p.dark
 }
@@ -91,8 +91,8 @@ func (p *Pulse) Answered(err error) {
 	}
 }
 
-// earliest is the earlier of two times that may be zero.
-func earliest(a, b time.Time) time.Time {
+// Earlier is the earlier of two times that may be zero.
+func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}

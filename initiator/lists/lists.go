@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -260,7 +259,7 @@ func (p *Pool) dial(ctx context.Context, w Where) (*host.Controller, error) {
 	}
 	for _, portal := range w.Portals {
 		if at, ok := portal.Lists(); ok {
-			config.Portals = append(config.Portals, net.JoinHostPort(at.Address, strconv.Itoa(int(at.Port))))
+			config.Portals = append(config.Portals, at.HostPort())
 		}
 	}
 	if !w.Keys.IsZero() {

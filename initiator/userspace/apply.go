@@ -38,7 +38,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		k.move(o)
 		return nil
 	case volume.Try:
-		return k.try(ctx, o.Path)
+		return k.portals.Try(ctx, o.Path)
 	case volume.Cut:
 		k.cut(o.Path)
 		return nil
@@ -236,5 +236,5 @@ func (k *Keeper) forget(w *volume.Wanted, clean bool) {
 	k.memory = newMemory(k.memory.Ended(w, clean), time.Now())
 	clear(k.devices)
 	clear(k.pulses)
-	clear(k.tried)
+	k.portals.Forget()
 }

@@ -5,8 +5,6 @@ package userspace
 import (
 	"context"
 	"log/slog"
-	"net"
-	"strconv"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -137,13 +135,6 @@ func (k *Keeper) watch(r *reach) {
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
 func later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
@@ -158,7 +149,7 @@ func (k *Keeper) connect(ctx context.Context, o volume.Connect, digests bool) er
 		return volume.ErrLater
 	}
 	options := dialOptions{
-		portal: address(o.Portal), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
+		portal: o.Portal.HostPort(), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
 		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log, digests: digests,
 	}
 	if !o.Keys.IsZero() {
@@ -180,8 +171,6 @@ func (k *Keeper) connect(ctx context.Context, o volume.Connect, digests bool) er
 	}()
 	return nil
 }
-
-func address(p block.Portal) string { return net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))) }
 
 func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 	if err == nil && k.conns[n] != r { // cut in the meantime
@@ -226,44 +215,7 @@ func (k *Keeper) move(o volume.Move) {
 	delete(k.tries, to)
 	k.conns[to] = r
 	r.moved, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
-	r.connection.Move(address(o.To))
-}
-
-// try begins to find out whether a portal can be reached.
-func (k *Keeper) try(ctx context.Context, path volume.Path) error {
-	if _, under := k.trying[path]; under {
-		return volume.ErrLater
-	}
-	k.trying[path] = time.Now()
-	go func() {
-		ctx, cancel := context.WithTimeout(ctx, tryTimeout)
-		defer cancel()
-		err := k.path.reachable(ctx, address(path.Portal))
-		k.Tell(func() {
-			delete(k.trying, path)
-			if refuses(err) {
-				k.refused(path, time.Now())
-				return
-			}
-			k.tried[path] = volume.Tried{At: time.Now(), OK: err == nil}
-		})
-	}()
-	return nil
-}
-
-// accepted forgets that the portals of a target have refused: it is there again.
-func (k *Keeper) accepted(n block.NQN) {
-	for path, t := range k.tried {
-		if path.Subsystem == n && !t.Refused.Last.IsZero() {
-			t.Refused = volume.Refusals{}
-			k.tried[path] = t
-		}
-	}
-}
-
-// refused notes that a portal refused to connect.
-func (k *Keeper) refused(path volume.Path, at time.Time) {
-	k.tried[path] = volume.Tried{At: at, Refused: k.tried[path].Refused.Again(at)}
+	r.connection.Move(o.To.HostPort())
 }
 
 // cut ends a connection at once.

@@ -5,8 +5,6 @@ package userspace
 import (
 	"context"
 	"errors"
-	"net"
-	"syscall"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
@@ -22,20 +20,6 @@ const reconnectMax = 500 * time.Millisecond
 // dialHost connects by NVMe/TCP through way; nil means the network.
 func dialHost(way Dial) dial {
 	return func(ctx context.Context, o dialOptions) (connection, error) { return connect(ctx, way, o) }
-}
-
-// Reachable reports whether something accepts connections at a portal; nil for way means the network.
-func Reachable(way Dial) func(ctx context.Context, portal string) error {
-	if way == nil {
-		way = new(net.Dialer).DialContext
-	}
-	return func(ctx context.Context, portal string) error {
-		c, err := way(ctx, "tcp", portal)
-		if err != nil {
-			return err
-		}
-		return c.Close()
-	}
 }
 
 func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
@@ -77,15 +61,11 @@ func (c *hostConnection) Live() (bool, error) {
 }
 
 func (c *hostConnection) Refused() time.Time {
-	if s := c.State(); s.Phase != host.Live && refuses(s.Err) {
+	if s := c.State(); s.Phase != host.Live && keeper.Refuses(s.Err) {
 		return s.Failed
 	}
 	return time.Time{}
 }
-
-// refuses reports whether an attempt to connect was answered with a reset: the machine answers, and
-// nobody listens there.
-func refuses(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 func (c *hostConnection) Move(portal string) { c.Controller.Move(portal) }
 

@@ -19,7 +19,6 @@ import (
 const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 4 * time.Second
-	tryTimeout     = time.Second
 	exportTimeout  = 30 * time.Second
 	stuckIO        = 10 * time.Second
 
@@ -34,7 +33,7 @@ const (
 )
 
 // capabilities are those of the engine and of this process's connections.
-var capabilities = volume.Capabilities{KnowsFlushed: true, Withholds: true, Scrubs: true, Paces: true, Tries: true, Moves: true, Transports: []block.Transport{block.TCP}}
+var capabilities = volume.Capabilities{KnowsFlushed: true, Withholds: true, Scrubs: true, Paces: true, Moves: true, Transports: []block.Transport{block.TCP}}
 
 // Keeper keeps one volume: it observes (observe.go) and carries out (apply.go) what package
 // initiator/volume decides. Calls that may wait for somebody else go through await.
@@ -52,8 +51,7 @@ type Keeper struct {
 	devices map[block.LegID]device
 	pulses  map[block.LegID]*keeper.Pulse
 	tries   map[volume.Path]keeper.Attempts
-	trying  map[volume.Path]time.Time
-	tried   map[volume.Path]volume.Tried
+	portals *keeper.Portals
 	again   *time.Timer // see watch
 	lists   *lists.Pool
 
@@ -65,14 +63,14 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 		volume: v, path: p, cfg: p.cfg,
 		memory: newMemory(volume.Memory{}, time.Time{}),
 		conns:  map[volume.Path]*reach{}, devices: map[block.LegID]device{}, pulses: map[block.LegID]*keeper.Pulse{},
-		tries: map[volume.Path]keeper.Attempts{}, trying: map[volume.Path]time.Time{}, tried: map[volume.Path]volume.Tried{},
+		tries: map[volume.Path]keeper.Attempts{},
 		lists: &lists.Pool{Dial: p.cfg.Dial, Log: p.cfg.Log},
 	}
 	k.Keeper = keeper.New(keeper.Config{
 		Node: p.cfg.Node, Manager: p.cfg.Manager, Linked: p.cfg.Linked, Capabilities: p.capabilities(), Limits: p.limits(),
 		Evidence: p.cfg.Evidence, Freezer: p.cfg.Freezer, Meter: p.cfg.Meter, Changed: p.cfg.Changed, Log: p.cfg.Log,
 	}, v, k)
-	k.log = k.Log
+	k.log, k.portals = k.Log, keeper.NewPortals(p.reachable, k.Tell)
 	return k
 }
 

@@ -4,7 +4,6 @@ package userspace
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -93,9 +92,9 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 			k.watch(r)
 			switch at := r.connection.Refused(); {
 			case live:
-				k.accepted(path.Subsystem)
-			case at.After(k.tried[path].At):
-				k.refused(path, at)
+				k.portals.Accepted(path.Subsystem)
+			case at.After(k.portals.Tried(path)):
+				k.portals.Refused(path, at)
 			}
 			seen.Silent, seen.Looks, seen.Answered, seen.Greeted = r.silent, r.looks, r.answered, r.greeted
 			seen.Replaces = r.connection.Replaces()
@@ -109,7 +108,7 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 		}
 		s.Paths = append(s.Paths, seen)
 	}
-	s.Tried, s.Trying = maps.Clone(k.tried), maps.Clone(k.trying)
+	k.portals.See(s)
 	slices.SortFunc(s.Paths, func(a, b volume.PathSeen) int { return a.Path.Compare(b.Path) })
 }
 
@@ -233,7 +232,7 @@ func (k *Keeper) listen(way *volume.WaySeen, r *reach) {
 		return
 	}
 	if way.Mute = r.mute; r.silence > k.cfg.Probe/2 {
-		way.Silent, way.Looks = earlier(way.Silent, r.mute), r.asked
+		way.Silent, way.Looks = keeper.Earlier(way.Silent, r.mute), r.asked
 	}
 }
 

@@ -190,7 +190,7 @@ func New(cfg Config) *Path {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Path{cfg: cfg, dial: dialHost(cfg.Dial), reachable: Reachable(cfg.Dial), givenUp: map[block.VolumeID]epochOver{}}
+	return &Path{cfg: cfg, dial: dialHost(cfg.Dial), reachable: keeper.Reach(cfg.Dial), givenUp: map[block.VolumeID]epochOver{}}
 }
 
 // Keeper makes the keeper of a volume; Run does the work.

@@ -94,9 +94,6 @@ const (
 
 // trySilent tries all portals of a target that is silent on the path in use, once in each silence.
 func (p *planner) trySilent() {
-	if !p.c.Tries {
-		return
-	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
 		if l == nil || path.Silent.IsZero() || p.s.Now.Sub(path.Silent) < tryAfter {

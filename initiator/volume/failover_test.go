@@ -22,7 +22,7 @@ func mover() *planner {
 	m := &Memory{}
 	m.Begin(now)
 	return &planner{
-		c: Capabilities{Tries: true, Moves: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
+		c: Capabilities{Moves: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
 		s: &Seen{Now: now, Paths: []PathSeen{{
 			Path: Path{"nqn.a", portal(0)}, State: PathLive, Silent: now.Add(-time.Second), Looks: 3, Answered: true, Replaces: true,
 		}}, Trying: map[Path]time.Time{{"nqn.a", portal(0)}: now.Add(-acceptsFor)}},

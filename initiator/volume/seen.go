@@ -58,9 +58,9 @@ type PathSeen struct {
 	// minute. FailsFast: its I/O does not wait for that; it fails as soon as the host notices.
 	Lingers, FailsFast bool
 
-	// Only where [Capabilities] has Tries or Moves, and for a connection that was made:
+	// Only for a connection that was made:
 	Silent time.Time // since when nothing has come back on it, or since it was moved here then; zero: something has
-	// Only where it has Moves:
+	// Only where [Capabilities] has Moves, too:
 	Looks    int  // how often the host has looked since then
 	Answered bool // it has been live since it was connected or moved here
 	Greeted  bool // while it is silent: something has come back since it was live, or was moved here
@@ -449,8 +449,6 @@ type Capabilities struct {
 	Paces bool
 	// Multipath: the data path can use several paths to a leg.
 	Multipath bool
-	// Tries: the data path can find out whether a portal that is silent accepts connections.
-	Tries bool
 	// Moves: the data path can move a path, with its I/O, to another portal of its target.
 	Moves bool
 	// Rail is the network rail that this host prefers; empty: none.

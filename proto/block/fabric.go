@@ -130,15 +130,20 @@ type Portal struct {
 
 // String prints tcp://192.0.2.1:4420, with brackets around IPv6, and #rail if there is one.
 func (p Portal) String() string {
-	address := p.Address
-	if strings.Contains(address, ":") {
-		address = "[" + address + "]"
-	}
-	s := fmt.Sprintf("%s://%s:%d", p.Transport, address, p.Port)
+	s := string(p.Transport) + "://" + p.HostPort()
 	if p.Rail != "" {
 		s += "#" + p.Rail
 	}
 	return s
+}
+
+// HostPort is the portal's address as package net takes it: 192.0.2.1:4420, with brackets around IPv6.
+func (p Portal) HostPort() string {
+	address := p.Address
+	if strings.Contains(address, ":") {
+		address = "[" + address + "]"
+	}
+	return fmt.Sprintf("%s:%d", address, p.Port)
 }
 
 // Lists is where the target of a kernel's portal answers for lists of writes: at the next port, over TCP.

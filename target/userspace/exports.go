@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -98,7 +97,7 @@ func (e *Exports) Close(ctx context.Context) error {
 
 // Listen listens at a portal of TCP.
 func Listen(p block.Portal) (net.Listener, error) {
-	return net.Listen("tcp", net.JoinHostPort(p.Address, strconv.Itoa(int(p.Port))))
+	return net.Listen("tcp", p.HostPort())
 }
 
 // server implements memfs.Server: it does with the target what the kernel would do.

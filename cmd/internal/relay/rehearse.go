@@ -243,7 +243,7 @@ func (x *actor) handOver() (target.Estate, error) {
 // connect connects a host to the leg once it is exported.
 func (s *stage) connect(ctx context.Context) (*host.Controller, block.Device, error) {
 	for {
-		c, err := host.Connect(ctx, host.Config{Portals: []string{net.JoinHostPort(s.portal.Address, fmt.Sprint(s.portal.Port))}, Subsystem: stageNQN, Host: stageHost, IOQueues: 1})
+		c, err := host.Connect(ctx, host.Config{Portals: []string{s.portal.HostPort()}, Subsystem: stageNQN, Host: stageHost, IOQueues: 1})
 		if err == nil {
 			var d block.Device
 			if d, err = c.Namespace(1, stageSpace); err == nil {

@@ -210,27 +210,23 @@ func (b builder) crds(ctx context.Context) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	list := "resources:\n"
+	var all []string
 	for _, c := range crds {
 		info, err := b.download(ctx, c)
 		if err != nil {
 			return err
 		}
-		files, err := filepath.Glob(filepath.Join(info.Dir, "config/crd/*.k8s.io_*.yaml"))
+		from := os.DirFS(filepath.Join(info.Dir, "config/crd"))
+		files, err := fs.Glob(from, "*.k8s.io_*.yaml")
 		if err != nil || len(files) == 0 {
 			return fmt.Errorf("find the CRDs of %v: %w", c, cmp.Or(err, fs.ErrNotExist))
 		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(work, filepath.Base(file)), text, 0o644); err != nil {
-				return err
-			}
-			list += "- " + filepath.Base(file) + "\n"
+		if err := os.CopyFS(work, from); err != nil {
+			return err
 		}
+		all = append(all, files...)
 	}
+	list := "resources:\n- " + strings.Join(all, "\n- ") + "\n"
 	if err := os.WriteFile(filepath.Join(work, "kustomization.yaml"), []byte(list), 0o644); err != nil {
 		return err
 	}
