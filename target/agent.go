@@ -117,6 +117,8 @@ type Config struct {
 	// Listen opens a portal. Medium wraps a drive's data when it is opened; Calls and Label stand
 	// between the drive's data or label and the kernel. User only; nil means the machine's own.
 	Listen func(block.Portal) (net.Listener, error)
+	// Dial connects to another target; nil means the machine's own.
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 	Medium func(path string, data block.Device) block.Device
 	Calls  func(path string, kernel userspace.Calls) userspace.Calls
 	Label  func(path string, m drive.Medium) drive.Medium
@@ -159,7 +161,7 @@ type Agent struct {
 	behind  string           // why the last manager is not obeyed: another has replaced it; empty if it is obeyed
 	report  *pb.TargetReport // nil until the first observation
 	changed chan struct{}    // closed when report is replaced
-	zeroed  map[block.LegID]block.Size
+	zeroed  map[block.LegID]progress
 
 	heard    bool // the stream to the manager is open, and has carried a wanted state
 	stopping bool // reports say so
@@ -245,7 +247,7 @@ func New(c Config) (*Agent, error) {
 	return &Agent{
 		config: c, log: c.Log, kernel: k, newest: new(authority.Note),
 		wake: wake, rescan: make(chan struct{}, 1), parted: make(chan struct{}, 1),
-		changed: make(chan struct{}), zeroed: map[block.LegID]block.Size{}, settled: closed,
+		changed: make(chan struct{}), zeroed: map[block.LegID]progress{}, settled: closed,
 	}, nil
 }
 
@@ -304,7 +306,7 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 			return err
 		}
 		a.mu.Lock()
-		a.report, a.zeroed = nil, map[block.LegID]block.Size{}
+		a.report, a.zeroed = nil, map[block.LegID]progress{}
 		a.mu.Unlock()
 	}
 }
@@ -471,7 +473,10 @@ func (a *Agent) reconcile(ctx context.Context, base *pb.TargetReport, drives *op
 	}
 }
 
-func (a *Agent) setProgress(id block.LegID, done block.Size) {
+// progress is up to where a leg is zeroed or copied, and how much was written to it for a copy.
+type progress struct{ upTo, copied block.Size }
+
+func (a *Agent) setProgress(id block.LegID, done progress) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.zeroed[id] = done

@@ -38,6 +38,7 @@ type planted interface {
 	StopFlattening(volume block.VolumeID, tree string) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
+	Copy(leg block.LegID, revision uint64, size block.Size, base block.LegID, fill func(to block.Device, room func() block.Size) error) error
 	FreeLeg(leg block.LegID) error
 	Ranges(leg, since block.LegID, off, end int64, most int) ([]block.Range, int64, error)
 }
@@ -67,8 +68,9 @@ type tools struct {
 	mapper   func() (mapper, error)
 	drives   *openDrives
 	names    naming
-	progress func(block.LegID, block.Size) // of zeroing
-	boot     string                        // of this machine
+	progress func(block.LegID, progress) // of zeroing and copying
+	dial     dialer                      // to other targets; nil: as the machine does
+	boot     string                      // of this machine
 }
 
 // do carries out one order to its end.
@@ -90,6 +92,8 @@ func (t tools) do(ctx context.Context, o order) error {
 		return t.planted(o.drive, o.do)
 	case flattenLegs:
 		return t.planted(o.drive, o.do)
+	case copyLeg:
+		return t.copyLeg(ctx, o)
 	case grantSpace:
 		return t.update(o.drive, func(l *drive.Label) error { return l.SetGrant(o.extents) })
 	case growTree:
@@ -210,7 +214,7 @@ func (t tools) zeroLeg(ctx context.Context, o zeroLeg) error {
 		return err
 	}
 	defer release()
-	err = d.ZeroLeg(ctx, o.leg, func(done block.Size) { t.progress(o.leg, done) })
+	err = d.ZeroLeg(ctx, o.leg, func(done block.Size) { t.progress(o.leg, progress{upTo: done}) })
 	if ctx.Err() == nil {
 		t.drives.judge(o.drive, err)
 	}

@@ -53,7 +53,7 @@ func newJobs(do func(context.Context, order) error, wake func(), log *slog.Logge
 }
 
 // start begins the orders that can begin, and reports whether there were any. An order that is no
-// longer given is forgotten; if it is zeroing and under way, it is cancelled.
+// longer given is forgotten; if it is a lasting one and under way, it is cancelled.
 func (j *jobs) start(ctx context.Context, orders []order) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -85,7 +85,7 @@ func (j *jobs) forgetLocked(orders []order) {
 		}
 	}
 	for _, r := range j.running {
-		if _, zeroing := r.order.(zeroLeg); zeroing && !given[r.order.String()] {
+		if lasting(r.order) && !given[r.order.String()] {
 			r.cancel()
 		}
 	}
@@ -170,12 +170,12 @@ func (j *jobs) rest(ended <-chan struct{}, limit time.Duration) bool {
 	return true
 }
 
-// settled reports whether no job is running except zeroing and hung ones.
+// settled reports whether no job is running except lasting and hung ones.
 func (j *jobs) settled() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, r := range j.running {
-		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) < hungAfter {
+		if !lasting(r.order) && time.Since(r.since) < hungAfter {
 			return false
 		}
 	}
@@ -193,7 +193,7 @@ func (j *jobs) problems() []problem {
 		}
 	}
 	for _, r := range j.running {
-		if _, zeroing := r.order.(zeroLeg); !zeroing && time.Since(r.since) >= hungAfter {
+		if !lasting(r.order) && time.Since(r.since) >= hungAfter {
 			out = append(out, problem{r.order.about(), r.order.String(), "still running: the device does not answer"})
 		}
 	}

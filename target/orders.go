@@ -72,6 +72,15 @@ type (
 		tree   string
 		stop   bool
 	}
+	// copyLeg fills a leg of a snapshot from another one. It takes long.
+	copyLeg struct {
+		drive    block.DriveID
+		leg      block.LegID
+		revision uint64 // of its record
+		size     block.Size
+		base     block.LegID
+		from     *copySource
+	}
 	// grantSpace makes the drive's reserve what trees may have and none has.
 	grantSpace struct {
 		drive   block.DriveID
@@ -150,6 +159,7 @@ func (o zeroLeg) key() string     { return "zero " + o.leg.String() }
 func (o prepareLeg) key() string  { return zeroLeg{leg: o.leg}.key() }
 func (o baseLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
 func (o flattenLegs) key() string { return "flatten tree " + o.tree }
+func (o copyLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
 func (o grantSpace) key() string  { return driveKey(o.drive) }
 func (o growTree) key() string    { return "tree " + o.tree }
 func (o shrinkTree) key() string  { return "tree " + o.tree }
@@ -166,6 +176,7 @@ func (o zeroLeg) about() string     { return legKey(o.leg) }
 func (o prepareLeg) about() string  { return legKey(o.leg) }
 func (o baseLeg) about() string     { return legKey(o.leg) }
 func (o flattenLegs) about() string { return "volume " + o.volume.String() }
+func (o copyLeg) about() string     { return legKey(o.leg) }
 func (o grantSpace) about() string  { return driveKey(o.drive) }
 func (o growTree) about() string    { return driveKey(o.drive) }
 func (o shrinkTree) about() string  { return driveKey(o.drive) }
@@ -197,6 +208,9 @@ func (o flattenLegs) String() string {
 	}
 	return fmt.Sprintf("flatten volume %v in tree %s", o.volume, o.tree)
 }
+func (o copyLeg) String() string {
+	return fmt.Sprintf("copy what differs from leg %v from namespace %v of %s, as %s, to leg %v of %v at revision %d, which begins as leg %v", o.from.since, o.from.uuid, o.from.nqn, o.from.host.NQN, o.leg, o.size, o.revision, o.base)
+}
 func (o grantSpace) String() string {
 	return fmt.Sprintf("record extents %v for the trees of drive %v", o.extents, o.drive)
 }
@@ -214,4 +228,14 @@ func (o nameLeg) String() string {
 		return fmt.Sprintf("remove the name of leg %v", o.leg)
 	}
 	return fmt.Sprintf("name leg %v for %s", o.leg, o.node)
+}
+
+// lasting reports whether an order takes as long as it has bytes to write. It is ended as soon as it is no
+// longer given, and the outcome of all else does not wait for it.
+func lasting(o order) bool {
+	switch o.(type) {
+	case zeroLeg, copyLeg:
+		return true
+	}
+	return false
 }

@@ -121,7 +121,12 @@ func (p *planner) prepareMapped(w wantedLeg, record *pb.LegLabel, report *pb.Leg
 	case record.GetZeroed(): // it has begun, so its origin does not count
 		p.order(prepareLeg{w.drive, w.id, record.GetRevision(), size, userspace.Origin{}})
 	case w.undecided():
-	case !w.GetOrigin().GetWait() && p.freezable(w):
+	case w.GetOrigin().GetWait():
+	case w.source != nil:
+		p.order(copyLeg{w.drive, w.id, record.GetRevision(), size, w.origin.Leg, w.source})
+	case w.GetVolume().GetSnapshot().GetVolumeId() != "" && w.origin == (userspace.Origin{}):
+		report.Error = "it is a leg of a snapshot, and not told of what it is made: zeroes would pass for the snapshot"
+	case p.freezable(w):
 		p.order(prepareLeg{w.drive, w.id, record.GetRevision(), size, w.origin})
 	}
 }

@@ -59,7 +59,7 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 	}
 	wake := func() { poke(a.wake) }
 	do := func(ctx context.Context, o order) error {
-		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, boot: base.GetBootId()}
+		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
 		err := t.do(ctx, o)
 		switch o.(type) {
 		case formatDrive, eraseDrive:
@@ -265,7 +265,7 @@ func (r *reconciler) publish(s seen, p plan) {
 	}
 	report := proto.CloneOf(r.base)
 	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
-	report.Snapshots, report.PlainSnapshots = report.Thin, report.Thin
+	report.Snapshots, report.PlainSnapshots, report.Copies = report.Thin, report.Thin, report.Thin
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}
@@ -287,7 +287,7 @@ func exportObject(object string) string {
 	return "nvmet " + object
 }
 
-func (r *reconciler) progress() map[block.LegID]block.Size {
+func (r *reconciler) progress() map[block.LegID]progress {
 	r.agent.mu.Lock()
 	defer r.agent.mu.Unlock()
 	return maps.Clone(r.agent.zeroed)

@@ -17,7 +17,7 @@ import (
 
 // fillReport writes the observed state and the plan's conclusions into a report. The report shares
 // no memory with them that is changed later.
-func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed map[block.LegID]block.Size) {
+func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed map[block.LegID]progress) {
 	for _, d := range s.devices {
 		report.Devices = append(report.Devices, proto.CloneOf(d))
 	}
@@ -29,8 +29,11 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 	report.Authenticates, report.Refusals, report.Integrity = s.authenticates, s.refusals, s.integrity
 	for _, l := range p.legs {
 		l = proto.CloneOf(l)
-		if id, err := block.ParseLegID(l.GetLegId()); err == nil && l.GetZeroedBytes() == 0 {
-			l.ZeroedBytes = uint64(zeroed[id])
+		if id, err := block.ParseLegID(l.GetLegId()); err == nil {
+			l.CopiedBytes = uint64(zeroed[id].copied)
+			if l.GetZeroedBytes() == 0 {
+				l.ZeroedBytes = uint64(zeroed[id].upTo)
+			}
 		}
 		report.Legs = append(report.Legs, l)
 	}

@@ -609,7 +609,7 @@ func TestAFlatteningThatNobodyWantsIsStopped(t *testing.T) {
 	}
 }
 
-// Hosts get the last of a drive's reserve, flattening does not. What flattening leaves in a tree by itself
+// Hosts get the last of a drive's reserve, flattening and copies of snapshots do not. What flattening leaves in a tree by itself
 // gives nobody more.
 func TestFlatteningLeavesTheReserveToHosts(t *testing.T) {
 	waits, goesOn := userspace.Flattening{Busy: true, Full: true}, userspace.Flattening{Busy: true}
@@ -632,9 +632,91 @@ func TestFlatteningLeavesTheReserveToHosts(t *testing.T) {
 			t.Errorf("%s: %q", name, orders)
 		}
 	}
+	for reserve, grows := range map[uint32]bool{1: false, 2: true} {
+		p := flatteningPlan(userspace.TreeSeen{Free: userspace.FlattenSpare - block.MiB, CopyWaits: true}, reserve, func(wish, []*pb.LegLabel) {})
+		if orders := ordersOf[growTree](p); (len(orders) == 1) != grows {
+			t.Errorf("a copy waits, with a reserve of %d: %q", reserve, orders)
+		}
+	}
 	for size, left := range map[block.Size]uint64{block.GiB: 1, 10 * block.GiB: 1, 20 * block.GiB: 2, block.TiB: 20} {
 		if got := hostsReserve(&drive.Label{Size: size}); got != left {
 			t.Errorf("of a drive of %v it leaves %d extents", size, got)
+		}
+	}
+}
+
+// copied makes the last leg a copy that begins as another leg, or as zeroes.
+func (w wish) copied(base string, wait bool) wish {
+	o := &pb.LegOrigin{LegId: base, Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_COPY, Wait: wait}
+	if !wait {
+		o.Source = &pb.CopySource{
+			Portals: []*pb.Portal{{Transport: pb.Transport_TRANSPORT_RDMA, Address: "192.0.2.1", Port: 4420}, {Transport: pb.Transport_TRANSPORT_TCP, Address: "192.0.2.1", Port: 4421}},
+			Nqn:     string(block.SubsystemNQN(volumeID(1), 1, block.HostFromID(legID(9).UUID), "t2")), Host: &pb.Host{Nqn: "nqn.2014-08.org.nvmexpress:uuid:" + legID(9).String(), Id: legID(9).String()},
+			Nsid: 2, Uuid: legID(8).String(),
+		}
+		if base != "" {
+			o.Source.SinceLegId = legID(7).String()
+		}
+	}
+	w.Legs[len(w.Legs)-1].Origin = o
+	return w
+}
+
+// A leg that is copied is never prepared in another way, and not before its source is known.
+func TestALegThatIsCopiedIsNotMadeOfNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		base string
+		wait bool
+	}{"of a snapshot": {base: legID(1).String()}, "of nothing": {}, "that waits": {wait: true}} {
+		w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin().copied(c.base, c.wait)
+		orders, report, problems := planned(w, []*pb.LegLabel{w.recorded(0, true), w.recorded(1, false)}, nil)
+		copies := 0
+		for _, o := range orders {
+			switch o := o.(type) {
+			case copyLeg:
+				copies++
+				if o.from.portals[0] != "192.0.2.1:4421" || len(o.from.portals) != 1 || o.from.since.IsZero() != (c.base == "") {
+					t.Errorf("%s: the source is %+v", name, o.from)
+				}
+			case prepareLeg:
+				t.Errorf("%s: the order is %v", name, o)
+			}
+		}
+		if (copies == 1) == c.wait || report.GetReady() || len(problems) > 0 {
+			t.Errorf("%s: %d copies, report %v, problems %v", name, copies, report, problems)
+		}
+	}
+	w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin().copied(legID(1).String(), false)
+	w.Legs[1].Origin.Source.SinceLegId = ""
+	if bad := parseWanted(w.TargetWanted); len(bad.legs) != 1 || len(bad.problems) != 1 {
+		t.Errorf("what differs from a leg that is known at one end alone: %d legs, problems %v", len(bad.legs), bad.problems)
+	}
+}
+
+// A leg of a snapshot that is not prepared is never made of zeroes: its label would say that it is the snapshot.
+func TestALegOfASnapshotIsNeverMadeOfZeroes(t *testing.T) {
+	for _, snapshot := range []bool{true, false} {
+		w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin()
+		if snapshot {
+			w.Legs[1].Volume.Snapshot = &pb.SnapshotOf{VolumeId: volumeID(9).String()}
+		}
+		orders, report, _ := planned(w, []*pb.LegLabel{w.recorded(0, true), w.recorded(1, false)}, nil)
+		made := slices.ContainsFunc(orders, func(o order) bool {
+			p, is := o.(prepareLeg)
+			return is && p.leg == legID(2)
+		})
+		if made == snapshot || strings.Contains(report.GetError(), "zeroes") != snapshot {
+			t.Errorf("of a snapshot %v: the orders are %v, the report %v", snapshot, orders, report)
+		}
+	}
+}
+
+// A copy makes its tree if that is its own. Without another tree that it is to be in, it is lost.
+func TestACopyMayMakeATreeOfItsOwn(t *testing.T) {
+	for tree, may := range map[block.LegID]bool{legID(2): true, legID(1): false} {
+		w := wantedLeg{origin: userspace.Origin{Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_COPY}, WantedLeg: &pb.WantedLeg{LegId: legID(2).String(), TreeId: tree.String()}}
+		if cause := unrooted(w, &drive.Label{}); (cause == "") != may {
+			t.Errorf("in tree %v: %q", tree, cause)
 		}
 	}
 }

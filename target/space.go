@@ -23,7 +23,7 @@ const (
 )
 
 // hostsReserve is how many extents of a drive's reserve are for what hosts write, also while no manager
-// answers: flattening leaves them. It is half of what a manager gives, and a manager gives more when no more
+// answers: flattening and copies of snapshots leave them. It is half of what a manager gives, and a manager gives more when no more
 // than that is left.
 func hostsReserve(l *drive.Label) uint64 {
 	n := uint64(drive.Extents(l.Size))
@@ -73,7 +73,7 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 		case !open || tree.Err != "":
 		case tree.Full && reserve:
 			p.order(growTree{id, t.GetTreeId(), has + hungryExtents, hungryExtents})
-		case tree.Free < lowSpace && reserve, flattensFor(tree) && drive.CountExtents(d.label.Reserve) > hostsReserve(d.label):
+		case tree.Free < lowSpace && reserve, (flattensFor(tree) || tree.CopyWaits) && drive.CountExtents(d.label.Reserve) > hostsReserve(d.label):
 			p.order(growTree{id, t.GetTreeId(), has + 1, 1})
 		case tree.Empty+tree.Pending > 0 && tree.Free+tree.Pending >= keepFree+block.ExtentSize:
 			p.order(shrinkTree{id, t.GetTreeId()})
@@ -85,6 +85,9 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 func unrooted(w wantedLeg, l *drive.Label) string {
 	if w.origin == (userspace.Origin{}) || l.Tree(w.GetTreeId()) != nil {
 		return ""
+	}
+	if w.origin.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_COPY && w.origin.Leg.IsZero() && w.GetTreeId() == w.GetLegId() {
+		return "" // it is copied to a tree of its own
 	}
 	return fmt.Sprintf("drive %v does not have tree %s, and so nothing of leg %v", w.drive, w.GetTreeId(), w.origin.Leg)
 }

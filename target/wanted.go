@@ -35,6 +35,7 @@ type wantedLeg struct {
 	drive  block.DriveID
 	volume block.VolumeID
 	origin userspace.Origin
+	source *copySource // of a copy
 	*pb.WantedLeg
 }
 
@@ -128,7 +129,10 @@ func parseLeg(m *pb.WantedLeg) (l wantedLeg, err error) {
 		return l, err
 	}
 	size := block.Size(m.GetSizeBytes())
-	if l.origin, err = parseOrigin(m); err != nil {
+	if l.origin, err = parseOrigin(m); err == nil {
+		l.source, err = parseSource(m.GetOrigin())
+	}
+	if err != nil {
 		return l, fmt.Errorf("origin: %w", err)
 	}
 	if drive.Mapped(m) {
@@ -156,6 +160,9 @@ func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
 		return o, nil
 	}
 	o.Kind = m.GetOrigin().GetKind()
+	if o.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_COPY && m.GetOrigin().GetLegId() == "" && drive.Mapped(m) {
+		return o, nil // it begins as zeroes
+	}
 	switch o.Leg, err = block.ParseLegID(m.GetOrigin().GetLegId()); {
 	case err != nil:
 		return o, err
@@ -165,7 +172,7 @@ func parseOrigin(m *pb.WantedLeg) (o userspace.Origin, err error) {
 		return o, errors.New("the leg was there before its tree")
 	case m.GetOrigin().GetLegId() == m.GetLegId():
 		return o, errors.New("it is the leg itself")
-	case o.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED || o.Kind > pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE:
+	case o.Kind == pb.LegOriginKind_LEG_ORIGIN_KIND_UNSPECIFIED || o.Kind > pb.LegOriginKind_LEG_ORIGIN_KIND_COPY:
 		return o, fmt.Errorf("kind %d: %w", o.Kind, errors.ErrUnsupported)
 	}
 	return o, nil

@@ -426,17 +426,26 @@ func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 }
 
 func pbOrigin(o cluster.LegOrigin) *pb.LegOrigin {
-	if o.Leg.IsZero() {
+	if o.Leg.IsZero() && o.Copy == nil {
 		return nil
 	}
-	out := &pb.LegOrigin{LegId: o.Leg.String(), Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE, Wait: o.Wait}
+	out := &pb.LegOrigin{LegId: id(o.Leg.UUID), Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_FREEZE, Wait: o.Wait}
 	switch {
+	case o.Copy != nil:
+		out.Kind, out.Source = pb.LegOriginKind_LEG_ORIGIN_KIND_COPY, pbCopySource(o.Copy)
 	case o.Clone:
 		out.Kind = pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE
 	case o.Restore:
 		out.Kind = pb.LegOriginKind_LEG_ORIGIN_KIND_RESTORE
 	}
 	return out
+}
+
+func pbCopySource(c *cluster.CopySource) *pb.CopySource {
+	return &pb.CopySource{
+		Portals: list(c.Portals, pbPortal), Nqn: string(c.NQN), Host: pbHost(c.Host), Keys: pbKeys(c.Keys), Nsid: c.NSID, Uuid: c.UUID.String(),
+		SinceLegId: id(c.Since.UUID), BytesPerSecond: uint64(c.Rate),
+	}
 }
 
 func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
@@ -470,7 +479,7 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 	return &pb.WantedLink{
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
-		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, Reborn: l.Reborn,
+		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
 		LeaveOut: l.LeaveOut, Keys: pbKeys(l.Keys), Host: pbHost(l.Host),
 	}
 }
@@ -559,7 +568,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
-		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots,
+		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -732,7 +741,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 }
 
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
-	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes)}
+	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes), Copied: block.Size(l.CopiedBytes)}
 	out.Flat, out.FlatLeft, out.FlatWaits = l.Flat, block.Size(l.FlatteningBytes), l.FlatteningWaitsFor
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err

@@ -579,7 +579,7 @@ func (m *Manager) RecordInSync(ctx context.Context, r *pb.RecordInSyncRequest) (
 		if err != nil {
 			return nil, err
 		}
-		in.Legs = append(in.Legs, cluster.RebuiltLeg{Leg: leg, Revision: l.Revision, Copied: block.Size(l.BytesCopied)})
+		in.Legs = append(in.Legs, cluster.RebuiltLeg{Leg: leg, Revision: l.Revision, Copied: block.Size(l.BytesCopied), What: l.What})
 	}
 	return call(ctx, m, in, func(r cluster.Recorded) *pb.RecordInSyncResponse {
 		return &pb.RecordInSyncResponse{EventSeq: r.EventSeq, Term: r.Term, Generation: r.Generation}

@@ -71,6 +71,7 @@ type slot struct {
 	Tracked  bool // all that it misses is known
 	Full     bool // its rebuild copies everything
 	Whole    uint64
+	Covered  bool // what may be only in its drive's cache is known
 	Withheld bool // no write is acknowledged in which it takes part
 }
 
@@ -164,7 +165,7 @@ func wantedOf(a *cluster.WantedAttachment) *volume.Wanted {
 		w.Links = append(w.Links, volume.Link{
 			Leg: l.Leg, Column: l.Column, Copy: l.Copy, Rebuilding: l.State == cluster.LegRebuilding, Revision: l.Revision,
 			Node: string(l.Node), NQN: l.NQN, NSID: l.NSID, UUID: l.UUID, Portals: l.Portals, WriteThrough: l.WriteThrough,
-			CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, Reborn: l.Reborn, LeaveOut: l.LeaveOut,
+			CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn, LeaveOut: l.LeaveOut,
 		})
 	}
 	slices.SortFunc(w.Links, func(a, b volume.Link) int { return a.Copy - b.Copy })

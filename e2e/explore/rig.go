@@ -312,6 +312,7 @@ func (r *rig) begin(w world) world {
 	for range 1000 {
 		n, there := r.pending(&w, ^uint16(0))
 		if !there {
+			w.cached = [hosts]uint8{} // the engine flushes its legs at once
 			return w
 		}
 		w = r.deliver(w, n)

@@ -176,6 +176,7 @@ func (r *rig) engine(w world, h int, next []edge) []edge {
 		if w.write[h].at[i] == sent && !st.Held && r.answers(&w, h, i) {
 			n := w
 			n.content[i], n.write[h].at[i] = w.write[h].number, done
+			n.wrote(r, h, i)
 			next = r.add(next, n, progresses, "its write is executed and answered", h, i)
 		}
 		if st.Slots[i].State == volume.Rebuilding && r.answers(&w, h, i) {
@@ -186,6 +187,13 @@ func (r *rig) engine(w world, h int, next []edge) []edge {
 		next = r.equalize(w, h, next)
 	}
 	return next
+}
+
+// wrote notes that a host's write may be in a copy's cache alone.
+func (w *world) wrote(r *rig, h, i int) {
+	if r.Cached {
+		w.cached[h] |= 1 << i
+	}
 }
 
 // rebuild copies to a leg what it misses.
@@ -201,7 +209,7 @@ func (r *rig) rebuild(w world, h, to int, next []edge) []edge {
 			n.content[to], n.missed[h] = w.content[from], w.missed[h]&^(1<<to)
 			n.lossy &^= 1 << to
 		}
-		n.medium[to] = n.content[to]
+		n.medium[to], n.cached[h] = n.content[to], n.cached[h]&^(1<<to)
 		if n.write[h].number != 0 { // it goes to the leg after that, too
 			n.write[h].at[to] = sent
 		}
@@ -229,6 +237,7 @@ func (r *rig) equalize(w world, h int, next []edge) []edge {
 		for i := range r.Copies {
 			if st.Slots[i].inUse() {
 				n.content[i], n.medium[i] = value, value
+				n.cached[h] &^= 1 << i
 				n.lossy &^= 1 << i
 			}
 		}
@@ -337,7 +346,7 @@ func (r *rig) useDevice(w world, h int, st *stack, next []edge) []edge {
 			case !r.answers(&w, h, i):
 				return next
 			default:
-				n.medium[i] = w.content[i]
+				n.medium[i], n.cached[h] = w.content[i], n.cached[h]&^(1<<i)
 			}
 		}
 		n.flushed = w.acked
@@ -422,7 +431,7 @@ func (r *rig) breakHost(w world, h int, next []edge) []edge {
 		next = r.add(next, n, breaks, "loses the manager", h, -1)
 	}
 	if n := r.forgetStream(w, h); w.hostUp&bit != 0 && r.may(&n, deaths) {
-		n.write[h], n.missed[h], n.had[h] = write{}, 0, 0
+		n.write[h], n.missed[h], n.cached[h], n.had[h] = write{}, 0, 0, 0
 		n.hostUp &^= bit
 		n.host[h] = r.restartHost(w.host[h])
 		if w.hostLinked&bit != 0 {

@@ -35,6 +35,7 @@ type effects struct {
 	connected uint8 // they have new connections
 	dropped   uint8 // they take no further part
 	added     uint8 // they take part from now on
+	earlier   uint8 // of these, those with earlier writes that this process has not flushed
 	full      uint8 // of these, those that may miss more than is known
 	renewed   uint8 // they go on under a new identity
 	flushed   uint8 // their caches are on their drives, by a flush of the volume
@@ -269,7 +270,7 @@ func (t *actor) seeCopy(i int) volume.CopySeen {
 	}
 	bit := uint8(1) << i
 	c := volume.CopySeen{
-		State: x.State, Leg: t.legs[i], Node: string(targetName(i)), Subsystem: x.NQN, Tracked: x.Tracked, Whole: x.Whole,
+		State: x.State, Leg: t.legs[i], Node: string(targetName(i)), Subsystem: x.NQN, Tracked: x.Tracked, Whole: x.Whole, LossCovered: x.Covered,
 		Busy: t.in.busy&bit != 0, Unflushed: t.in.unflushed&bit != 0, Withheld: x.Withheld,
 	}
 	if l := linkAt(t.host.kept(), i); l != nil {
@@ -454,7 +455,9 @@ func (t *actor) build(o volume.Build) {
 		st.Slots[l.Copy] = slotOf(h.Wanted, l)
 		st.Slots[l.Copy].State = volume.InSync
 		st.Slots[l.Copy].Tracked = st.Equal
+		st.Slots[l.Copy].Covered = t.Cached
 		t.added |= 1 << l.Copy
+		t.earlier |= 1 << l.Copy
 	}
 	h.Stack, h.Memory.Used = st, true
 }
@@ -470,9 +473,11 @@ func (t *actor) add(o volume.Add) error {
 	if !t.answers(o.Copy, x.NQN, x.UUID) {
 		return errFailed
 	}
-	x.State, x.Tracked, x.Full, x.Whole = volume.Rebuilding, true, o.Full, was.Whole
-	if o.Full {
+	x.State, x.Tracked, x.Full, x.Whole, x.Covered = volume.Rebuilding, true, o.Full, was.Whole, t.Cached
+	if link := h.Wanted.At(0, o.Copy); o.Full || link.CopyAll && link.CacheLost {
 		x.Whole = o.Revision
+	}
+	if o.Full {
 		t.full |= 1 << o.Copy
 	}
 	t.stack().Slots[o.Copy] = x
@@ -485,7 +490,7 @@ func (t *actor) renew(o volume.Renew) error {
 	if !t.answers(o.Copy, x.NQN, x.UUID) {
 		return errFailed
 	}
-	x.State, x.Tracked, x.Full, x.Whole, x.Withheld = was.State, was.Tracked, was.Full, was.Whole, was.Withheld
+	x.State, x.Tracked, x.Full, x.Whole, x.Withheld, x.Covered = was.State, was.Tracked, was.Full, was.Whole, was.Withheld, was.Covered
 	t.stack().Slots[o.Copy] = x
 	t.renewed |= 1 << o.Copy
 	return nil

@@ -33,6 +33,7 @@ type world struct {
 	late            [targets]command // left at a target by a connection or a host that has ended
 	write           [hosts]write
 	missed          [hosts]uint8 // copies of which the host's engine knows that they miss a write
+	cached          [hosts]uint8 // copies that may have, as far as it knows, a write in their cache alone
 	had             [hosts]uint8 // the newest write that the present device acknowledged or showed
 	acked, flushed  uint8        // the newest write that users may rely on; the part that a cache may not lose
 	lossy           uint8        // legs that have lost a cache, which the manager does not know
@@ -255,10 +256,8 @@ func (r *rig) look(w *world, h int) looked {
 			if at := w.write[h].at[i]; at != out && at != done {
 				l.busy |= 1 << i
 			}
-			if st.Slots[i].inUse() && w.had[h] > w.flushed {
-				l.unflushed |= 1 << i
-			}
 		}
+		l.unflushed = w.cached[h]
 	}
 	return l
 }
@@ -287,7 +286,7 @@ func (r *rig) effect(w *world, h int, t turned) {
 		w.flushed = w.acked
 	}
 	if t.gone {
-		w.write[h], w.had[h], w.missed[h] = write{}, 0, 0
+		w.write[h], w.had[h], w.missed[h], w.cached[h] = write{}, 0, 0, 0
 	}
 	if t.exposed {
 		w.had[h] = r.shown(w, h)
@@ -305,13 +304,16 @@ func (r *rig) effectOn(w *world, h, i int, t effects) {
 		w.late[i] = command{} // the target drains this host's older connection first
 	}
 	if t.dropped&bit != 0 {
-		if x.at[i] != out || w.content[i] != w.medium[i] || w.had[h] > w.flushed {
+		if x.at[i] == sent || w.cached[h]&bit != 0 {
 			w.missed[h] |= bit // what was not flushed there counts as missed
 		}
-		x.at[i] = out
+		x.at[i], w.cached[h] = out, w.cached[h]&^bit
 	}
 	if t.full&bit != 0 {
 		w.missed[h] |= bit
+	}
+	if r.Cached {
+		w.cached[h] |= t.earlier & bit
 	}
 	if (t.added|t.renewed)&bit != 0 && x.number != 0 {
 		x.at[i] = sent
@@ -319,6 +321,7 @@ func (r *rig) effectOn(w *world, h, i int, t effects) {
 	if (t.flushed|t.synced)&bit != 0 {
 		w.medium[i] = w.content[i]
 	}
+	w.cached[h] &^= t.flushed & bit
 }
 
 // shown returns the write that a read from the first copy of a host sees.

@@ -451,6 +451,10 @@ func (h *targetHost) agent(at *machine) func(context.Context) error {
 		Listen: func(p block.Portal) (net.Listener, error) {
 			return at.listen(net.JoinHostPort(p.Address, fmt.Sprint(p.Port)))
 		},
+		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+			host, _, _ := net.SplitHostPort(address)
+			return at.dial(ctx, host, address)
+		},
 		Medium: func(_ string, data block.Device) block.Device { return geometry{data, h.platter} },
 		Calls:  func(_ string, kernel targetuser.Calls) targetuser.Calls { return calls{access{grip, true}, kernel} },
 		Label:  func(_ string, m drive.Medium) drive.Medium { return label{m, access{grip, false}} },

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -156,15 +155,7 @@ func withoutCaches(c *cluster) {
 // copied to its end.
 func TestARebuildCopiesRegionsToTheirEnds(t *testing.T) {
 	const region = int64(block.MiB) / unit
-	large := func(c *cluster) {
-		c.size = 700 * block.MiB
-		for _, h := range c.targets {
-			if err := os.Truncate(h.platter.file.Name(), 2<<30); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	mirrored(t, large, func(m *mirror) {
+	mirrored(t, hundreds, func(m *mirror) {
 		units := []int64{0, region/2 - 1, region / 2, region - 1, 3*region - 1}
 		m.put("c1", 1, units...)
 		m.network.part("c1", m.second.name, true)

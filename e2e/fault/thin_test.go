@@ -5,7 +5,9 @@ package fault
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -219,6 +221,125 @@ func (m *mirror) copiedTo(h *targetHost) (all []block.Size) {
 		all = append(all, block.Size(n))
 	}
 	return all
+}
+
+// snapshot takes a snapshot of the volume, and waits for it.
+func (m *mirror) snapshot(name string) {
+	m.t.Helper()
+	m.eventually("take "+name, func(ctx context.Context) error {
+		_, err := m.operator.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{Snapshots: []*pb.NewSnapshot{{Volume: volumeName, Name: name}}})
+		if err != nil {
+			return err
+		}
+		v, err := m.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName + "@" + name})
+		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
+			err = fmt.Errorf("it is %v", v.GetState())
+		}
+		return err
+	})
+}
+
+// copiesOfSnapshot waits until a snapshot has two legs in sync, none of them on a node, and compares each, on
+// its drive, with the editions that units of it are to have.
+func (m *mirror) copiesOfSnapshot(name string, not string, at []int64, want []uint64) {
+	m.t.Helper()
+	var legs []*pb.Leg
+	m.eventually("copy "+name, func(ctx context.Context) error {
+		v, err := m.operator.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volumeName + "@" + name})
+		if err != nil {
+			return err
+		}
+		legs = v.GetLegs()
+		for _, l := range legs {
+			if l.GetState() != pb.LegState_LEG_STATE_IN_SYNC || l.GetNode() == not {
+				return fmt.Errorf("leg %v", l)
+			}
+		}
+		if len(legs) != 2 {
+			return fmt.Errorf("it has %d legs", len(legs))
+		}
+		return nil
+	})
+	for _, l := range legs {
+		r, err := m.rawLeg(l, block.Size(volumeSize))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		p := make([]byte, 602*unit)
+		if _, err := io.ReadFull(r, p); err != nil {
+			m.t.Fatal(err)
+		}
+		for i, u := range at {
+			data := p[u*unit:][:unit]
+			if n := want[i]; n == 0 && !block.AllZero(data) || n > 0 && !bytes.Equal(data, edition(n)) {
+				m.t.Errorf("%s on %s: unit %d is not of edition %d", name, l.GetNode(), u, n)
+			}
+		}
+	}
+}
+
+// A leg that was away while snapshots were taken gets copies of them.
+func TestSnapshotsAreCopiedToTheLegThatMissedThem(t *testing.T) {
+	mirrored(t, thin, func(m *mirror) {
+		at := []int64{0, 1, 3, 7, 600, 601}
+		m.put("c1", 1, 0, 1, 600)
+		m.snapshot("mon")
+		m.second.kill()
+		m.put("c1", 2, 1, 3, 601)
+		m.snapshot("tue")
+		m.put("c1", 3, 7, 600)
+		if err := block.Do(m.users.device("c1").volume, &block.IO{Op: block.OpWriteZeroes, Unmap: true, Off: 0, Len: 64 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		m.snapshot("wed")
+		m.put("c1", 4, at...)
+		m.second.start()
+		m.attachedAndHealthy()
+		m.copiesOfSnapshot("mon", "", at, []uint64{1, 1, 0, 0, 1, 0})
+		m.copiesOfSnapshot("tue", "", at, []uint64{1, 2, 2, 0, 1, 2})
+		m.copiesOfSnapshot("wed", "", at, []uint64{0, 0, 0, 0, 3, 2})
+	})
+}
+
+// A drive with copies of snapshots is drained, of volumes that are thin and of others, although the target
+// to which they are copied dies on the way: they are copied elsewhere first, and nothing is left on the drive.
+func TestADriveWithCopiesOfSnapshotsIsDrained(t *testing.T) {
+	for name, set := range map[string]func(*cluster){"thin": thin, "not thin": func(c *cluster) { c.roomForSnapshots() }} {
+		t.Run(name, func(t *testing.T) {
+			sparedAs(t, set, func(m *mirror, spare *targetHost) {
+				at := []int64{0, 1, 3, 600, 601}
+				m.put("c1", 1, 0, 1, 600)
+				m.snapshot("mon")
+				m.put("c1", 2, 1, 3, 601)
+				m.snapshot("tue")
+				m.put("c1", 3, at...)
+				drive := m.volume().GetLegs()[1].GetDriveId()
+				m.eventually("drain", func(ctx context.Context) error {
+					_, err := m.operator.DrainDrive(ctx, &pb.DrainDriveRequest{DriveId: drive})
+					return err
+				})
+				time.Sleep(12 * time.Second)
+				spare.kill()
+				m.put("c1", 4, at...)
+				spare.start()
+				m.copiesOfSnapshot("mon", m.second.name, at, []uint64{1, 1, 0, 1, 0})
+				m.copiesOfSnapshot("tue", m.second.name, at, []uint64{1, 2, 2, 1, 2})
+				m.eventually("nothing is left there", func(ctx context.Context) error {
+					all, err := m.operator.ListVolumes(ctx, &pb.ListVolumesRequest{})
+					snapshots, err2 := m.operator.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true})
+					for _, v := range append(all.GetVolumes(), snapshots.GetVolumes()...) {
+						for _, l := range v.GetLegs() {
+							if l.GetDriveId() == drive {
+								return fmt.Errorf("%s has %v there", v.GetName(), l)
+							}
+						}
+					}
+					return errors.Join(err, err2)
+				})
+				m.holds("c1", 4, at...)
+			})
+		})
+	}
 }
 
 // A new copy of a thin volume is copied only where the volume has data, under writes and discards to

@@ -72,7 +72,7 @@ var arrows = map[string][]string{
 	"proto/uevent":       {},
 	"target/written":     {"raid/checkpoint", "proto/block"},
 	"target/discovery":   {"target/userspace", "proto/nvmetcp", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/block", "proto/pb"},
-	"target":             {"target/discovery", "target/drive", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
+	"target":             {"target/discovery", "target/drive", "target/mapped", "target/nvmet", "target/userspace", "target/written", "proto/figures", "proto/figures/wire", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/uevent", "raid/checkpoint", "raid/dm", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/managers", "proto/parts", "proto/pb", "proto/support", "proto/metric"},
 	"initiator/fabrics":  {"proto/block", "proto/durable", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/uevent"},
 	"initiator/lists":    {"raid/checkpoint", "proto/block", "proto/nvmetcp", "proto/nvmetcp/dhchap", "proto/nvmetcp/host"},
 	"initiator":          {"initiator/fsfreeze", "initiator/keeper", "initiator/lists", "initiator/volume", "initiator/fabrics", "raid/checkpoint", "proto/nvmetcp", "proto/nvmetcp/host", "initiator/userspace", "initiator/blockdev", "initiator/evidence", "raid/dm", "raid/dm/mirror", "proto/agentlock", "proto/authority", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/figures/wire", "proto/managers", "proto/nvmetcp/dhchap", "proto/parts", "proto/pb", "proto/support", "proto/metric"},

@@ -178,6 +178,7 @@ func parseLink(p *pb.WantedLink, layout block.Layout) (volume.Link, error) {
 		Column: int(p.GetColumn()), Copy: int(p.GetCopy()),
 		Rebuilding: p.GetState() == pb.LegState_LEG_STATE_REBUILDING,
 		Revision:   p.GetRevision(), Node: p.GetNode(), NSID: p.GetNsid(), WriteThrough: p.GetWriteThrough(), CopyAll: p.GetCopyAll(), CopyAllSince: p.GetCopyAllSince(),
+		CacheLost: p.GetCacheLost(), AllSince: p.GetAllSince(),
 		Reborn: p.GetReborn(), Paths: int(p.GetPaths()), LeaveOut: p.GetLeaveOut(),
 	}
 	if !l.Rebuilding && p.GetState() != pb.LegState_LEG_STATE_IN_SYNC {

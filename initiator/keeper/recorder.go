@@ -119,7 +119,7 @@ func (r *Recorder) Stale(epoch block.Epoch, records volume.Records, legs []volum
 func (r *Recorder) InSync(epoch block.Epoch, records volume.Records, legs []volume.Change) Request {
 	request := &pb.RecordInSyncRequest{Node: string(r.node), VolumeId: r.volume.String(), Epoch: uint64(epoch)}
 	for _, l := range legs {
-		request.Legs = append(request.Legs, &pb.RebuiltLeg{LegId: l.Leg.String(), Revision: l.Revision, BytesCopied: uint64(l.Copied)})
+		request.Legs = append(request.Legs, &pb.RebuiltLeg{LegId: l.Leg.String(), Revision: l.Revision, BytesCopied: uint64(l.Copied), What: l.What})
 	}
 	return r.request(func(ctx context.Context) error {
 		_, err := r.manager.RecordInSync(ctx, request)
@@ -128,7 +128,7 @@ func (r *Recorder) InSync(epoch block.Epoch, records volume.Records, legs []volu
 		for _, l := range legs {
 			records.NoteInSync(l.Leg, l.Revision)
 			r.meter.Resynced(l.Copied)
-			r.log.Info("leg in sync", "leg", l.Leg.String(), "copied", l.Copied.String())
+			r.log.Info("leg in sync", "leg", l.Leg.String(), "copied", l.Copied.String(), "what", l.What)
 		}
 	})
 }

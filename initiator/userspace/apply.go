@@ -184,21 +184,22 @@ func (k *Keeper) addBehind(w *volume.Wanted, l volume.Add, lacks *checkpoint.Beh
 	if err != nil {
 		return err
 	}
-	slot := slotOf(w, l.At)
+	slot, link := slotOf(w, l.At), w.At(l.Column, l.Copy)
+	slot.what = l.What
 	slot.tracked = true // from now on the engine knows what the leg misses, even if it is dropped
 	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
 	switch was := k.memory.slots[l.Place]; {
 	case lacks != nil:
-		slot.whole = lacks.Since
-	case l.Full:
-		slot.whole = l.Revision
+		slot.whole, slot.what = lacks.Since, "what the host before had not copied yet, and what was written since"
+	case l.Full || link.CopyAll && link.CacheLost:
+		slot.whole = l.Revision // what it lacks is known: all of it, or no more than the engine says
 	case was.leg == l.Leg:
 		slot.whole = was.whole
 	}
 	k.stack.since[l.Column][l.Copy].Store(slot.whole)
 	k.memory.slots[l.Place] = slot
 	k.log.Info("rebuild of a leg has begun", "leg", l.Leg.String(), "column", l.Column, "to_copy", slot.dirty.String(),
-		"full", l.Full && lacks == nil, "continued", lacks != nil)
+		"full", l.Full && lacks == nil, "continued", lacks != nil, "what", slot.what)
 	return nil
 }
 

@@ -503,6 +503,62 @@ func TestALegThatMayLackMoreThanIsKnownIsCopiedInFull(t *testing.T) {
 	})
 }
 
+// TestAfterALossOfItsCacheALegIsCopiedByWhatItMayLack: what it missed, and what was not flushed, if this
+// host has tracked that.
+func TestAfterALossOfItsCacheALegIsCopiedByWhatItMayLack(t *testing.T) {
+	const flushed, cached, missed = 1 << 20, 2 << 20, 5 << 19
+	for name, c := range map[string]struct {
+		noCache bool // the manager said that the drive has no cache
+		since   uint64
+		whole   bool
+	}{
+		"tracked":               {},
+		"not tracked":           {noCache: true, whole: true},
+		"new, and never copied": {since: 1, whole: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := func(w *world) { w.wanted.Links[1].WriteThrough = c.noCache }
+			from(t, 1, 2, first, func(w *world) {
+				w.until(serving)
+				write := func(at int64) {
+					if err := <-w.write(at, 7); err != nil {
+						t.Fatal(err)
+					}
+				}
+				write(flushed)
+				if err := block.Flush(w.keeper.stack.volume); err != nil {
+					t.Fatal(err)
+				}
+				write(cached)
+				w.losePower("t1")
+				if got := w.holds(0, 1, cached); got != 0 && !c.noCache {
+					t.Fatalf("the leg holds %d, so it has lost nothing", got)
+				}
+				time.Sleep(4 * time.Second) // the host drops it
+				write(missed)
+				w.mu.Lock()
+				w.legs[legID(0, 1)].data[3<<20] = 9 // a mark on what it does not lack
+				w.mu.Unlock()
+				w.want(func(x *volume.Wanted) { x.Links = x.Links[:1] })
+				w.comesBack(0, 1, 1)
+				w.want(func(x *volume.Wanted) {
+					l := &x.Links[1]
+					l.CopyAll, l.CopyAllSince, l.CacheLost, l.AllSince = true, 1, true, c.since
+				})
+				time.Sleep(2 * time.Second)
+				for _, at := range []int64{flushed, cached, missed} {
+					if got := w.holds(0, 1, at); got != 7 {
+						t.Errorf("the leg holds %d at %d, want 7", got, at)
+					}
+				}
+				if got := w.holds(0, 1, 3<<20); (got == 0) != c.whole {
+					t.Errorf("the mark is %d; all was copied: %v", got, got == 0)
+				}
+			})
+		})
+	}
+}
+
 func TestWithoutAManagerReadsStopWhenTheLeaseIsOver(t *testing.T) {
 	served(t, 1, 2, func(w *world) {
 		w.deafen()

@@ -98,6 +98,7 @@ type slot struct {
 	tracked  bool       // the engine knows everything that it may miss
 	dirty    block.Size // bytes to copy when its rebuild began
 	whole    uint64     // the revision at which a copy of all of it began; 0: none did
+	what     string     // what its rebuild copies, and why
 }
 
 // memory is what the keeper knows of an epoch but cannot find out by looking.

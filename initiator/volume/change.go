@@ -15,6 +15,7 @@ type Change struct {
 	Revision uint64
 	Column   int
 	Copied   block.Size // in sync: bytes its rebuild copied
+	What     string     // in sync: what these are, and why; empty: not known
 	Why      Loss       // stale: the reason
 	Since    time.Time  // stale: when its silence or error began
 }

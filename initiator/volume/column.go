@@ -135,15 +135,34 @@ func (p *planner) soleUnknown(column int) bool {
 // toRebuild reports whether a leg is wanted and misses writes.
 func (p *planner) toRebuild(l *Link) bool { return l != nil && !p.inSync(l) && !p.m.Records.Stale(l) }
 
-// full reports whether a rebuilding leg may miss more than is tracked.
-func (p *planner) full(l *Link, c CopySeen) bool {
-	return l.CopyAll && !c.continues(l) || c.Leg != l.Leg || !c.Tracked
+// whole says why all of a rebuilding leg is copied; empty: it misses only what is tracked.
+func (c CopySeen) whole(l *Link) string {
+	switch {
+	case c.Leg != l.Leg || !c.Tracked:
+		return "this host has not tracked what it misses"
+	case !l.CopyAll || c.continues(l.CopyAllSince):
+		return ""
+	case !l.CacheLost || l.AllSince > 0 && !c.continues(l.AllSince):
+		return "it does not have the volume's data"
+	case !c.LossCovered:
+		return "it may have lost what its drive's cache held, and this host has not tracked what was not flushed"
+	}
+	return ""
 }
 
-// continues reports whether a copy of all of a leg began here since it became necessary, so that
+// continues reports whether a copy of all of a leg began here since a revision, 0: not known, so that
 // only the rest, and what was written since, is missing.
-func (c CopySeen) continues(l *Link) bool {
-	return c.Whole > 0 && l.CopyAllSince > 0 && c.Whole >= l.CopyAllSince
+func (c CopySeen) continues(since uint64) bool { return c.Whole > 0 && since > 0 && c.Whole >= since }
+
+// copied says what the rebuild of a leg copies, for people. whole is why all of it is.
+func (l *Link) copied(whole string) string {
+	switch {
+	case whole != "":
+		return "all of it, because " + whole
+	case l.CacheLost:
+		return "what it missed, and what may have been only in its drive's cache"
+	}
+	return "what it missed"
 }
 
 // complete reports whether every leg that is recorded in sync takes part in I/O, or can. A leg
@@ -214,7 +233,7 @@ func (p *planner) recovered(m member) {
 		p.v.Note("record leg %s in sync: %s", m.Leg, short)
 		return
 	}
-	p.do(RecordInSync{Legs: []Change{{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Copied: c.Dirty}}})
+	p.do(RecordInSync{Legs: []Change{{Leg: m.Leg, Revision: m.Link.Revision, Column: m.Column, Copied: c.Dirty, What: c.What}}})
 	if p.s.RecordError != "" {
 		p.v.Note("record leg %s in sync: %s", m.Leg, p.s.RecordError)
 	}

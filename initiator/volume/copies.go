@@ -40,7 +40,8 @@ func (p *planner) changeCopies(k int, want Column) (equal bool) {
 			p.recovered(p.members[i])
 		case w.State != Absent:
 			l := p.link(at)
-			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: p.full(l, c.Copies[copy])})
+			whole := c.Copies[copy].whole(l)
+			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: whole != "", What: l.copied(whole)})
 		}
 	}
 	if k == 0 && c.Equalizing && p.s.Whole != "" {
@@ -64,7 +65,7 @@ func (p *planner) tellCopies() {
 	for _, column := range p.s.Columns {
 		for _, c := range column.Copies {
 			if c.State == Rebuilding && c.Total > 0 {
-				p.v.Copies = append(p.v.Copies, CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed})
+				p.v.Copies = append(p.v.Copies, CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed, What: c.What})
 			}
 		}
 	}

@@ -159,10 +159,11 @@ type (
 	Build struct{ Legs []At }
 	// Equalize starts to make the copies equal.
 	Equalize struct{}
-	// Add adds a leg. Full: it is not known what the leg misses.
+	// Add adds a leg. Full: it is not known what the leg misses. What says what is copied.
 	Add struct {
 		At
 		Full bool
+		What string
 	}
 	// Promote starts to read from a leg.
 	Promote struct{ At }

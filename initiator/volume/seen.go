@@ -199,6 +199,9 @@ type CopySeen struct {
 	Node      string      // the leg's node; empty: not known
 	Subsystem block.NQN   // the subsystem of the leg in use
 	Tracked   bool        // everything that it misses is known
+	// LossCovered: with Tracked, also if it has lost its drive's cache since this host took it in:
+	// what was written to it and not flushed counts as missed.
+	LossCovered bool
 
 	// Superseded: the manager has since replaced the identity under which it is in use.
 	Superseded bool
@@ -224,6 +227,7 @@ type CopySeen struct {
 	// Whole is the revision of the leg at which a copy of all of it began, since which all that it
 	// misses is tracked; 0: none did, or that is not known.
 	Whole uint64
+	What  string // what its rebuild copies, and why, for people; empty: not known
 }
 
 func (c CopySeen) inUse() bool { return c.State.InUse() }

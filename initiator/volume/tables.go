@@ -78,7 +78,7 @@ func (p *planner) followOne(k int, want *Column) {
 		return
 	}
 	to, seen := &want.Copies[best], c.Copies[best]
-	want.Full = p.full(l, seen)
+	want.Full = seen.whole(l) != ""
 	switch {
 	case seen.inUse() && !to.Anew: // already in progress
 	case want.Full:

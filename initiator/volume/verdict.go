@@ -58,6 +58,7 @@ type Verdict struct {
 type CopyTold struct {
 	Leg                block.LegID
 	Done, Total, Speed block.Size
+	What               string // what is copied, and why; empty: not known
 }
 
 // Wait adds something that I/O or the device waits for.

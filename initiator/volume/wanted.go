@@ -48,6 +48,10 @@ type Link struct {
 	CopyAll      bool // the host's log does not cover all that it misses
 	// CopyAllSince: with CopyAll, the revision since which that is so; 0: not known.
 	CopyAllSince uint64
+	// CacheLost: since revision AllSince, CopyAll holds only because the leg may have lost what its
+	// drive's cache held; AllSince 0: since it was last in sync.
+	CacheLost bool
+	AllSince  uint64
 	// Reborn is the revision at which the leg last came back in sync but without its drive's
 	// cache; 0: never.
 	Reborn uint64

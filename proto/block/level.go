@@ -15,13 +15,14 @@ package block
 //	5  so may volumes that are not thin, and hosts copy to the legs of detached volumes
 //	6  volumes that are not thin go back to a snapshot, and volumes may be sealed
 //	7  clones are flattened
+//	8  targets copy snapshots to drives that lack them
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 7
+	KnownLevel Level = 8
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

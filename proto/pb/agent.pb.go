@@ -95,6 +95,9 @@ const (
 	// It becomes what the other leg, which is frozen, holds, once for each revision of its record. It
 	// has begun before, and what it held is deleted.
 	LegOriginKind_LEG_ORIGIN_KIND_RESTORE LegOriginKind = 3
+	// It begins as the other leg, which is frozen, or as zeroes if leg_id is empty. Then the target copies
+	// the rest from the source and freezes it. Until then its record does not say that it is zeroed.
+	LegOriginKind_LEG_ORIGIN_KIND_COPY LegOriginKind = 4
 )
 
 // Enum value maps for LegOriginKind.
@@ -104,12 +107,14 @@ var (
 		1: "LEG_ORIGIN_KIND_FREEZE",
 		2: "LEG_ORIGIN_KIND_CLONE",
 		3: "LEG_ORIGIN_KIND_RESTORE",
+		4: "LEG_ORIGIN_KIND_COPY",
 	}
 	LegOriginKind_value = map[string]int32{
 		"LEG_ORIGIN_KIND_UNSPECIFIED": 0,
 		"LEG_ORIGIN_KIND_FREEZE":      1,
 		"LEG_ORIGIN_KIND_CLONE":       2,
 		"LEG_ORIGIN_KIND_RESTORE":     3,
+		"LEG_ORIGIN_KIND_COPY":        4,
 	}
 )
 
@@ -855,6 +860,7 @@ type TargetReport struct {
 	Snapshots bool `protobuf:"varint,25,opt,name=snapshots,proto3" json:"snapshots,omitempty"` // it knows WantedLeg.origin
 	// It can give a plain leg a tree (IMAGE_KIND_BASED), and make it plain again.
 	PlainSnapshots bool `protobuf:"varint,26,opt,name=plain_snapshots,json=plainSnapshots,proto3" json:"plain_snapshots,omitempty"`
+	Copies         bool `protobuf:"varint,27,opt,name=copies,proto3" json:"copies,omitempty"` // it knows LEG_ORIGIN_KIND_COPY
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1067,6 +1073,13 @@ func (x *TargetReport) GetSnapshots() bool {
 func (x *TargetReport) GetPlainSnapshots() bool {
 	if x != nil {
 		return x.PlainSnapshots
+	}
+	return false
+}
+
+func (x *TargetReport) GetCopies() bool {
+	if x != nil {
+		return x.Copies
 	}
 	return false
 }
@@ -1768,8 +1781,11 @@ type LegReport struct {
 	// What is left to be looked at, if that is known, and what it waits for, or why it failed last.
 	FlatteningBytes    uint64 `protobuf:"varint,10,opt,name=flattening_bytes,json=flatteningBytes,proto3" json:"flattening_bytes,omitempty"`
 	FlatteningWaitsFor string `protobuf:"bytes,11,opt,name=flattening_waits_for,json=flatteningWaitsFor,proto3" json:"flattening_waits_for,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Of a leg that is copied from another target: what was written to it so far; zeroed_bytes is up to where
+	// it is copied.
+	CopiedBytes   uint64 `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LegReport) Reset() {
@@ -1877,6 +1893,13 @@ func (x *LegReport) GetFlatteningWaitsFor() string {
 		return x.FlatteningWaitsFor
 	}
 	return ""
+}
+
+func (x *LegReport) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -2990,7 +3013,8 @@ type LegOrigin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
 	Kind          LegOriginKind          `protobuf:"varint,2,opt,name=kind,proto3,enum=weft.v1.LegOriginKind" json:"kind,omitempty"`
-	Wait          bool                   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"` // only make the record of the leg, as long as this is set
+	Wait          bool                   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"`    // only make the record of the leg, as long as this is set
+	Source        *CopySource            `protobuf:"bytes,4,opt,name=source,proto3" json:"source,omitempty"` // of a copy
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3046,6 +3070,116 @@ func (x *LegOrigin) GetWait() bool {
 	return false
 }
 
+func (x *LegOrigin) GetSource() *CopySource {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+// CopySource is the leg of a snapshot, on any target, that another leg of the snapshot is copied from.
+type CopySource struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Portals []*Portal              `protobuf:"bytes,1,rep,name=portals,proto3" json:"portals,omitempty"` // of the source's target
+	Nqn     string                 `protobuf:"bytes,2,opt,name=nqn,proto3" json:"nqn,omitempty"`
+	Host    *Host                  `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"` // as which the copying target connects
+	Keys    *ExportKeys            `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"` // unset: it need not prove its identity
+	Nsid    uint32                 `protobuf:"varint,5,opt,name=nsid,proto3" json:"nsid,omitempty"`
+	Uuid    string                 `protobuf:"bytes,6,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the namespace
+	// A leg in the source's tree that holds what the copy begins as: only what differs from it is copied.
+	// Empty: the copy begins as zeroes.
+	SinceLegId     string `protobuf:"bytes,7,opt,name=since_leg_id,json=sinceLegId,proto3" json:"since_leg_id,omitempty"`
+	BytesPerSecond uint64 `protobuf:"varint,8,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // the most that is copied; 0: no limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *CopySource) Reset() {
+	*x = CopySource{}
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopySource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopySource) ProtoMessage() {}
+
+func (x *CopySource) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopySource.ProtoReflect.Descriptor instead.
+func (*CopySource) Descriptor() ([]byte, []int) {
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *CopySource) GetPortals() []*Portal {
+	if x != nil {
+		return x.Portals
+	}
+	return nil
+}
+
+func (x *CopySource) GetNqn() string {
+	if x != nil {
+		return x.Nqn
+	}
+	return ""
+}
+
+func (x *CopySource) GetHost() *Host {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *CopySource) GetKeys() *ExportKeys {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *CopySource) GetNsid() uint32 {
+	if x != nil {
+		return x.Nsid
+	}
+	return 0
+}
+
+func (x *CopySource) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *CopySource) GetSinceLegId() string {
+	if x != nil {
+		return x.SinceLegId
+	}
+	return ""
+}
+
+func (x *CopySource) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
 // WantedExport is one nvmet subsystem: a (volume, epoch, host) on this target.
 type WantedExport struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -3068,7 +3202,7 @@ type WantedExport struct {
 
 func (x *WantedExport) Reset() {
 	*x = WantedExport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3214,7 @@ func (x *WantedExport) String() string {
 func (*WantedExport) ProtoMessage() {}
 
 func (x *WantedExport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[23]
+	mi := &file_weft_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3227,7 @@ func (x *WantedExport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedExport.ProtoReflect.Descriptor instead.
 func (*WantedExport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WantedExport) GetVolumeId() string {
@@ -3186,7 +3320,7 @@ type ExportKeys struct {
 
 func (x *ExportKeys) Reset() {
 	*x = ExportKeys{}
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3198,7 +3332,7 @@ func (x *ExportKeys) String() string {
 func (*ExportKeys) ProtoMessage() {}
 
 func (x *ExportKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[24]
+	mi := &file_weft_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3211,7 +3345,7 @@ func (x *ExportKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportKeys.ProtoReflect.Descriptor instead.
 func (*ExportKeys) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExportKeys) GetHost() []byte {
@@ -3239,7 +3373,7 @@ type WantedNamespace struct {
 
 func (x *WantedNamespace) Reset() {
 	*x = WantedNamespace{}
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3385,7 @@ func (x *WantedNamespace) String() string {
 func (*WantedNamespace) ProtoMessage() {}
 
 func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[25]
+	mi := &file_weft_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3398,7 @@ func (x *WantedNamespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedNamespace.ProtoReflect.Descriptor instead.
 func (*WantedNamespace) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WantedNamespace) GetNsid() uint32 {
@@ -3316,7 +3450,7 @@ type InitiatorReport struct {
 
 func (x *InitiatorReport) Reset() {
 	*x = InitiatorReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3462,7 @@ func (x *InitiatorReport) String() string {
 func (*InitiatorReport) ProtoMessage() {}
 
 func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[26]
+	mi := &file_weft_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3475,7 @@ func (x *InitiatorReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorReport.ProtoReflect.Descriptor instead.
 func (*InitiatorReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InitiatorReport) GetNode() string {
@@ -3485,7 +3619,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3497,7 +3631,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[27]
+	mi := &file_weft_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3510,7 +3644,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Evidence) GetVolumeId() string {
@@ -3544,7 +3678,7 @@ type EvidenceLeg struct {
 
 func (x *EvidenceLeg) Reset() {
 	*x = EvidenceLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3556,7 +3690,7 @@ func (x *EvidenceLeg) String() string {
 func (*EvidenceLeg) ProtoMessage() {}
 
 func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[28]
+	mi := &file_weft_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3569,7 +3703,7 @@ func (x *EvidenceLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceLeg.ProtoReflect.Descriptor instead.
 func (*EvidenceLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EvidenceLeg) GetLegId() string {
@@ -3612,7 +3746,7 @@ type AttachmentReport struct {
 
 func (x *AttachmentReport) Reset() {
 	*x = AttachmentReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3758,7 @@ func (x *AttachmentReport) String() string {
 func (*AttachmentReport) ProtoMessage() {}
 
 func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[29]
+	mi := &file_weft_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3771,7 @@ func (x *AttachmentReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentReport.ProtoReflect.Descriptor instead.
 func (*AttachmentReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AttachmentReport) GetVolumeId() string {
@@ -3780,7 +3914,7 @@ type HealReport struct {
 
 func (x *HealReport) Reset() {
 	*x = HealReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +3926,7 @@ func (x *HealReport) String() string {
 func (*HealReport) ProtoMessage() {}
 
 func (x *HealReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[30]
+	mi := &file_weft_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +3939,7 @@ func (x *HealReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealReport.ProtoReflect.Descriptor instead.
 func (*HealReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HealReport) GetRun() string {
@@ -3843,13 +3977,14 @@ type CopyReport struct {
 	DoneBytes      uint64                 `protobuf:"varint,2,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
 	TotalBytes     uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	BytesPerSecond uint64                 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately; 0: not known
+	What           string                 `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`                                              // what is copied, and why, for people; empty: not told
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +3996,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[31]
+	mi := &file_weft_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +4009,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CopyReport) GetLegId() string {
@@ -3905,6 +4040,13 @@ func (x *CopyReport) GetBytesPerSecond() uint64 {
 	return 0
 }
 
+func (x *CopyReport) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
 // InUse lists the legs that take part in a volume's I/O on a host, wanted or not.
 type InUse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3915,7 +4057,7 @@ type InUse struct {
 
 func (x *InUse) Reset() {
 	*x = InUse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4069,7 @@ func (x *InUse) String() string {
 func (*InUse) ProtoMessage() {}
 
 func (x *InUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[32]
+	mi := &file_weft_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4082,7 @@ func (x *InUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InUse.ProtoReflect.Descriptor instead.
 func (*InUse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InUse) GetLegIds() []string {
@@ -3975,7 +4117,7 @@ type ScrubReport struct {
 
 func (x *ScrubReport) Reset() {
 	*x = ScrubReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4129,7 @@ func (x *ScrubReport) String() string {
 func (*ScrubReport) ProtoMessage() {}
 
 func (x *ScrubReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[33]
+	mi := &file_weft_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4142,7 @@ func (x *ScrubReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubReport.ProtoReflect.Descriptor instead.
 func (*ScrubReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ScrubReport) GetId() string {
@@ -4098,7 +4240,7 @@ type ScrubPosition struct {
 
 func (x *ScrubPosition) Reset() {
 	*x = ScrubPosition{}
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4252,7 @@ func (x *ScrubPosition) String() string {
 func (*ScrubPosition) ProtoMessage() {}
 
 func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[34]
+	mi := &file_weft_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4265,7 @@ func (x *ScrubPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubPosition.ProtoReflect.Descriptor instead.
 func (*ScrubPosition) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ScrubPosition) GetColumn() uint32 {
@@ -4157,7 +4299,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4311,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[35]
+	mi := &file_weft_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4324,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ScrubFinding) GetColumn() uint32 {
@@ -4250,7 +4392,7 @@ type Copies struct {
 
 func (x *Copies) Reset() {
 	*x = Copies{}
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4404,7 @@ func (x *Copies) String() string {
 func (*Copies) ProtoMessage() {}
 
 func (x *Copies) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[36]
+	mi := &file_weft_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4417,7 @@ func (x *Copies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Copies.ProtoReflect.Descriptor instead.
 func (*Copies) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Copies) GetCopies() []uint32 {
@@ -4299,7 +4441,7 @@ type HoldReport struct {
 
 func (x *HoldReport) Reset() {
 	*x = HoldReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4453,7 @@ func (x *HoldReport) String() string {
 func (*HoldReport) ProtoMessage() {}
 
 func (x *HoldReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[37]
+	mi := &file_weft_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4466,7 @@ func (x *HoldReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldReport.ProtoReflect.Descriptor instead.
 func (*HoldReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *HoldReport) GetId() string {
@@ -4368,7 +4510,7 @@ type GaveUp struct {
 
 func (x *GaveUp) Reset() {
 	*x = GaveUp{}
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4522,7 @@ func (x *GaveUp) String() string {
 func (*GaveUp) ProtoMessage() {}
 
 func (x *GaveUp) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[38]
+	mi := &file_weft_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4535,7 @@ func (x *GaveUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GaveUp.ProtoReflect.Descriptor instead.
 func (*GaveUp) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GaveUp) GetWhy() string {
@@ -4431,7 +4573,7 @@ type LegLink struct {
 
 func (x *LegLink) Reset() {
 	*x = LegLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4443,7 +4585,7 @@ func (x *LegLink) String() string {
 func (*LegLink) ProtoMessage() {}
 
 func (x *LegLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[39]
+	mi := &file_weft_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4456,7 +4598,7 @@ func (x *LegLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegLink.ProtoReflect.Descriptor instead.
 func (*LegLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LegLink) GetLegId() string {
@@ -4507,7 +4649,7 @@ type InitiatorWanted struct {
 
 func (x *InitiatorWanted) Reset() {
 	*x = InitiatorWanted{}
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4661,7 @@ func (x *InitiatorWanted) String() string {
 func (*InitiatorWanted) ProtoMessage() {}
 
 func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[40]
+	mi := &file_weft_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4674,7 @@ func (x *InitiatorWanted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitiatorWanted.ProtoReflect.Descriptor instead.
 func (*InitiatorWanted) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InitiatorWanted) GetGeneration() uint64 {
@@ -4604,7 +4746,7 @@ type WantedAttachment struct {
 
 func (x *WantedAttachment) Reset() {
 	*x = WantedAttachment{}
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4758,7 @@ func (x *WantedAttachment) String() string {
 func (*WantedAttachment) ProtoMessage() {}
 
 func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[41]
+	mi := &file_weft_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4771,7 @@ func (x *WantedAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedAttachment.ProtoReflect.Descriptor instead.
 func (*WantedAttachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WantedAttachment) GetVolumeId() string {
@@ -4778,7 +4920,7 @@ type Scrub struct {
 
 func (x *Scrub) Reset() {
 	*x = Scrub{}
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4790,7 +4932,7 @@ func (x *Scrub) String() string {
 func (*Scrub) ProtoMessage() {}
 
 func (x *Scrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[42]
+	mi := &file_weft_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4803,7 +4945,7 @@ func (x *Scrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scrub.ProtoReflect.Descriptor instead.
 func (*Scrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Scrub) GetId() string {
@@ -4874,7 +5016,7 @@ type Hold struct {
 
 func (x *Hold) Reset() {
 	*x = Hold{}
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +5028,7 @@ func (x *Hold) String() string {
 func (*Hold) ProtoMessage() {}
 
 func (x *Hold) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[43]
+	mi := &file_weft_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4899,7 +5041,7 @@ func (x *Hold) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hold.ProtoReflect.Descriptor instead.
 func (*Hold) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Hold) GetId() string {
@@ -4962,16 +5104,22 @@ type WantedLink struct {
 	CopyAllSince uint64 `protobuf:"varint,15,opt,name=copy_all_since,json=copyAllSince,proto3" json:"copy_all_since,omitempty"`
 	// Not empty: the host shall leave out this leg in sync, for this reason. It asks for the record
 	// (STALE_REASON_LEFT_OUT) once another copy has everything that was acknowledged on its medium.
-	LeaveOut      string      `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
-	Keys          *ExportKeys `protobuf:"bytes,17,opt,name=keys,proto3" json:"keys,omitempty"` // unset: no identity is proven
-	Host          *Host       `protobuf:"bytes,18,opt,name=host,proto3" json:"host,omitempty"` // as which to connect; unset: the machine's own identity
+	LeaveOut string      `protobuf:"bytes,16,opt,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
+	Keys     *ExportKeys `protobuf:"bytes,17,opt,name=keys,proto3" json:"keys,omitempty"` // unset: no identity is proven
+	Host     *Host       `protobuf:"bytes,18,opt,name=host,proto3" json:"host,omitempty"` // as which to connect; unset: the machine's own identity
+	// With copy_all: since revision all_since it is needed only because the leg may have lost what its
+	// drive's cache held; all_since 0: since the leg was last in sync. A host that has tracked what it
+	// wrote to the leg and did not flush, and whose copy of all of it is not older than all_since,
+	// copies only that and what the leg missed. Hosts that do not track that copy all.
+	CacheLost     bool   `protobuf:"varint,19,opt,name=cache_lost,json=cacheLost,proto3" json:"cache_lost,omitempty"`
+	AllSince      uint64 `protobuf:"varint,20,opt,name=all_since,json=allSince,proto3" json:"all_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WantedLink) Reset() {
 	*x = WantedLink{}
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4983,7 +5131,7 @@ func (x *WantedLink) String() string {
 func (*WantedLink) ProtoMessage() {}
 
 func (x *WantedLink) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[44]
+	mi := &file_weft_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4996,7 +5144,7 @@ func (x *WantedLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantedLink.ProtoReflect.Descriptor instead.
 func (*WantedLink) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WantedLink) GetLegId() string {
@@ -5125,6 +5273,20 @@ func (x *WantedLink) GetHost() *Host {
 	return nil
 }
 
+func (x *WantedLink) GetCacheLost() bool {
+	if x != nil {
+		return x.CacheLost
+	}
+	return false
+}
+
+func (x *WantedLink) GetAllSince() uint64 {
+	if x != nil {
+		return x.AllSince
+	}
+	return 0
+}
+
 type RecordStaleRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -5147,7 +5309,7 @@ type RecordStaleRequest struct {
 
 func (x *RecordStaleRequest) Reset() {
 	*x = RecordStaleRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5321,7 @@ func (x *RecordStaleRequest) String() string {
 func (*RecordStaleRequest) ProtoMessage() {}
 
 func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[45]
+	mi := &file_weft_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5334,7 @@ func (x *RecordStaleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleRequest.ProtoReflect.Descriptor instead.
 func (*RecordStaleRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RecordStaleRequest) GetNode() string {
@@ -5246,7 +5408,7 @@ type StaleLeg struct {
 
 func (x *StaleLeg) Reset() {
 	*x = StaleLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5420,7 @@ func (x *StaleLeg) String() string {
 func (*StaleLeg) ProtoMessage() {}
 
 func (x *StaleLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[46]
+	mi := &file_weft_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5433,7 @@ func (x *StaleLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaleLeg.ProtoReflect.Descriptor instead.
 func (*StaleLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StaleLeg) GetLegId() string {
@@ -5316,7 +5478,7 @@ type RecordStaleResponse struct {
 
 func (x *RecordStaleResponse) Reset() {
 	*x = RecordStaleResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5490,7 @@ func (x *RecordStaleResponse) String() string {
 func (*RecordStaleResponse) ProtoMessage() {}
 
 func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[47]
+	mi := &file_weft_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5503,7 @@ func (x *RecordStaleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordStaleResponse.ProtoReflect.Descriptor instead.
 func (*RecordStaleResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RecordStaleResponse) GetRecorded() *timestamppb.Timestamp {
@@ -5384,7 +5546,7 @@ type RecordInSyncRequest struct {
 
 func (x *RecordInSyncRequest) Reset() {
 	*x = RecordInSyncRequest{}
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5558,7 @@ func (x *RecordInSyncRequest) String() string {
 func (*RecordInSyncRequest) ProtoMessage() {}
 
 func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[48]
+	mi := &file_weft_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5571,7 @@ func (x *RecordInSyncRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncRequest.ProtoReflect.Descriptor instead.
 func (*RecordInSyncRequest) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RecordInSyncRequest) GetNode() string {
@@ -5445,13 +5607,14 @@ type RebuiltLeg struct {
 	LegId         string                 `protobuf:"bytes,1,opt,name=leg_id,json=legId,proto3" json:"leg_id,omitempty"`
 	Revision      uint64                 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	BytesCopied   uint64                 `protobuf:"varint,3,opt,name=bytes_copied,json=bytesCopied,proto3" json:"bytes_copied,omitempty"`
+	What          string                 `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"` // what was copied, and why, for people; empty: not told
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RebuiltLeg) Reset() {
 	*x = RebuiltLeg{}
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5463,7 +5626,7 @@ func (x *RebuiltLeg) String() string {
 func (*RebuiltLeg) ProtoMessage() {}
 
 func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[49]
+	mi := &file_weft_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5476,7 +5639,7 @@ func (x *RebuiltLeg) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuiltLeg.ProtoReflect.Descriptor instead.
 func (*RebuiltLeg) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RebuiltLeg) GetLegId() string {
@@ -5500,6 +5663,13 @@ func (x *RebuiltLeg) GetBytesCopied() uint64 {
 	return 0
 }
 
+func (x *RebuiltLeg) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
 type RecordInSyncResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	EventSeq      uint64                 `protobuf:"varint,1,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
@@ -5511,7 +5681,7 @@ type RecordInSyncResponse struct {
 
 func (x *RecordInSyncResponse) Reset() {
 	*x = RecordInSyncResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5523,7 +5693,7 @@ func (x *RecordInSyncResponse) String() string {
 func (*RecordInSyncResponse) ProtoMessage() {}
 
 func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[50]
+	mi := &file_weft_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5536,7 +5706,7 @@ func (x *RecordInSyncResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordInSyncResponse.ProtoReflect.Descriptor instead.
 func (*RecordInSyncResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RecordInSyncResponse) GetEventSeq() uint64 {
@@ -5575,7 +5745,7 @@ type FiguresReport struct {
 
 func (x *FiguresReport) Reset() {
 	*x = FiguresReport{}
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5587,7 +5757,7 @@ func (x *FiguresReport) String() string {
 func (*FiguresReport) ProtoMessage() {}
 
 func (x *FiguresReport) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[51]
+	mi := &file_weft_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5600,7 +5770,7 @@ func (x *FiguresReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresReport.ProtoReflect.Descriptor instead.
 func (*FiguresReport) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FiguresReport) GetNode() string {
@@ -5658,7 +5828,7 @@ type ObjectFigures struct {
 
 func (x *ObjectFigures) Reset() {
 	*x = ObjectFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5670,7 +5840,7 @@ func (x *ObjectFigures) String() string {
 func (*ObjectFigures) ProtoMessage() {}
 
 func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[52]
+	mi := &file_weft_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5683,7 +5853,7 @@ func (x *ObjectFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectFigures.ProtoReflect.Descriptor instead.
 func (*ObjectFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ObjectFigures) GetVolumeId() string {
@@ -5767,7 +5937,7 @@ type OperationFigures struct {
 
 func (x *OperationFigures) Reset() {
 	*x = OperationFigures{}
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5779,7 +5949,7 @@ func (x *OperationFigures) String() string {
 func (*OperationFigures) ProtoMessage() {}
 
 func (x *OperationFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[53]
+	mi := &file_weft_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5792,7 +5962,7 @@ func (x *OperationFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OperationFigures.ProtoReflect.Descriptor instead.
 func (*OperationFigures) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OperationFigures) GetIos() uint64 {
@@ -5845,7 +6015,7 @@ type FiguresResponse struct {
 
 func (x *FiguresResponse) Reset() {
 	*x = FiguresResponse{}
-	mi := &file_weft_v1_agent_proto_msgTypes[54]
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5857,7 +6027,7 @@ func (x *FiguresResponse) String() string {
 func (*FiguresResponse) ProtoMessage() {}
 
 func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[54]
+	mi := &file_weft_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5870,7 +6040,7 @@ func (x *FiguresResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FiguresResponse.ProtoReflect.Descriptor instead.
 func (*FiguresResponse) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 // SupportQuestion asks for all that an agent can tell of its machine, but for secrets. With ranges it
@@ -5886,7 +6056,7 @@ type SupportQuestion struct {
 
 func (x *SupportQuestion) Reset() {
 	*x = SupportQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	mi := &file_weft_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5898,7 +6068,7 @@ func (x *SupportQuestion) String() string {
 func (*SupportQuestion) ProtoMessage() {}
 
 func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[55]
+	mi := &file_weft_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5911,7 +6081,7 @@ func (x *SupportQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportQuestion.ProtoReflect.Descriptor instead.
 func (*SupportQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SupportQuestion) GetNumber() uint64 {
@@ -5950,7 +6120,7 @@ type RangesQuestion struct {
 
 func (x *RangesQuestion) Reset() {
 	*x = RangesQuestion{}
-	mi := &file_weft_v1_agent_proto_msgTypes[56]
+	mi := &file_weft_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5962,7 +6132,7 @@ func (x *RangesQuestion) String() string {
 func (*RangesQuestion) ProtoMessage() {}
 
 func (x *RangesQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[56]
+	mi := &file_weft_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5975,7 +6145,7 @@ func (x *RangesQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangesQuestion.ProtoReflect.Descriptor instead.
 func (*RangesQuestion) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RangesQuestion) GetDriveId() string {
@@ -6038,7 +6208,7 @@ type SupportAnswer struct {
 
 func (x *SupportAnswer) Reset() {
 	*x = SupportAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[57]
+	mi := &file_weft_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6050,7 +6220,7 @@ func (x *SupportAnswer) String() string {
 func (*SupportAnswer) ProtoMessage() {}
 
 func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[57]
+	mi := &file_weft_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6063,7 +6233,7 @@ func (x *SupportAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupportAnswer.ProtoReflect.Descriptor instead.
 func (*SupportAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SupportAnswer) GetNode() string {
@@ -6140,7 +6310,7 @@ type RangesAnswer struct {
 
 func (x *RangesAnswer) Reset() {
 	*x = RangesAnswer{}
-	mi := &file_weft_v1_agent_proto_msgTypes[58]
+	mi := &file_weft_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6152,7 +6322,7 @@ func (x *RangesAnswer) String() string {
 func (*RangesAnswer) ProtoMessage() {}
 
 func (x *RangesAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_agent_proto_msgTypes[58]
+	mi := &file_weft_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6165,7 +6335,7 @@ func (x *RangesAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RangesAnswer.ProtoReflect.Descriptor instead.
 func (*RangesAnswer) Descriptor() ([]byte, []int) {
-	return file_weft_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_weft_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RangesAnswer) GetRanges() []*ByteRange {
@@ -6214,7 +6384,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xf4\a\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x8c\b\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6248,7 +6418,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"hands_over\x18\x17 \x01(\bR\thandsOver\x12\x12\n" +
 	"\x04thin\x18\x18 \x01(\bR\x04thin\x12\x1c\n" +
 	"\tsnapshots\x18\x19 \x01(\bR\tsnapshots\x12'\n" +
-	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x1a9\n" +
+	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x12\x16\n" +
+	"\x06copies\x18\x1b \x01(\bR\x06copies\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -6324,7 +6495,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdd\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x03\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6339,7 +6510,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04flat\x18\t \x01(\bR\x04flat\x12)\n" +
 	"\x10flattening_bytes\x18\n" +
 	" \x01(\x04R\x0fflatteningBytes\x120\n" +
-	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\">\n" +
+	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\x12!\n" +
+	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
@@ -6457,11 +6629,23 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\atree_id\x18\r \x01(\tR\x06treeId\x12*\n" +
 	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\x12\x18\n" +
 	"\aflatten\x18\x0f \x01(\bR\aflatten\x12!\n" +
-	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\"b\n" +
+	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\"\x8f\x01\n" +
 	"\tLegOrigin\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.weft.v1.LegOriginKindR\x04kind\x12\x12\n" +
-	"\x04wait\x18\x03 \x01(\bR\x04wait\"\xe2\x02\n" +
+	"\x04wait\x18\x03 \x01(\bR\x04wait\x12+\n" +
+	"\x06source\x18\x04 \x01(\v2\x13.weft.v1.CopySourceR\x06source\"\x89\x02\n" +
+	"\n" +
+	"CopySource\x12)\n" +
+	"\aportals\x18\x01 \x03(\v2\x0f.weft.v1.PortalR\aportals\x12\x10\n" +
+	"\x03nqn\x18\x02 \x01(\tR\x03nqn\x12!\n" +
+	"\x04host\x18\x03 \x01(\v2\r.weft.v1.HostR\x04host\x12'\n" +
+	"\x04keys\x18\x04 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12\x12\n" +
+	"\x04nsid\x18\x05 \x01(\rR\x04nsid\x12\x12\n" +
+	"\x04uuid\x18\x06 \x01(\tR\x04uuid\x12 \n" +
+	"\fsince_leg_id\x18\a \x01(\tR\n" +
+	"sinceLegId\x12(\n" +
+	"\x10bytes_per_second\x18\b \x01(\x04R\x0ebytesPerSecond\"\xe2\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -6549,7 +6733,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
 	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12)\n" +
-	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\x8d\x01\n" +
+	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\xa1\x01\n" +
 	"\n" +
 	"CopyReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1d\n" +
@@ -6557,7 +6741,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"done_bytes\x18\x02 \x01(\x04R\tdoneBytes\x12\x1f\n" +
 	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
 	"totalBytes\x12(\n" +
-	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\" \n" +
+	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\" \n" +
 	"\x05InUse\x12\x17\n" +
 	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xf1\x02\n" +
 	"\vScrubReport\x12\x0e\n" +
@@ -6655,7 +6840,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12/\n" +
 	"\x05limit\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05limit\x12\x16\n" +
 	"\x06freeze\x18\x03 \x01(\bR\x06freeze\x12\x18\n" +
-	"\aprepare\x18\x04 \x01(\bR\aprepare\"\x8a\x04\n" +
+	"\aprepare\x18\x04 \x01(\bR\aprepare\"\xc6\x04\n" +
 	"\n" +
 	"WantedLink\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x16\n" +
@@ -6676,7 +6861,10 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0ecopy_all_since\x18\x0f \x01(\x04R\fcopyAllSince\x12\x1b\n" +
 	"\tleave_out\x18\x10 \x01(\tR\bleaveOut\x12'\n" +
 	"\x04keys\x18\x11 \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12!\n" +
-	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\"\xdf\x01\n" +
+	"\x04host\x18\x12 \x01(\v2\r.weft.v1.HostR\x04host\x12\x1d\n" +
+	"\n" +
+	"cache_lost\x18\x13 \x01(\bR\tcacheLost\x12\x1b\n" +
+	"\tall_since\x18\x14 \x01(\x04R\ballSince\"\xdf\x01\n" +
 	"\x12RecordStaleRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
@@ -6702,12 +6890,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12'\n" +
-	"\x04legs\x18\x04 \x03(\v2\x13.weft.v1.RebuiltLegR\x04legs\"b\n" +
+	"\x04legs\x18\x04 \x03(\v2\x13.weft.v1.RebuiltLegR\x04legs\"v\n" +
 	"\n" +
 	"RebuiltLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12!\n" +
-	"\fbytes_copied\x18\x03 \x01(\x04R\vbytesCopied\"g\n" +
+	"\fbytes_copied\x18\x03 \x01(\x04R\vbytesCopied\x12\x12\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\"g\n" +
 	"\x14RecordInSyncResponse\x12\x1b\n" +
 	"\tevent_seq\x18\x01 \x01(\x04R\beventSeq\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x1e\n" +
@@ -6772,12 +6961,13 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fABILITY_UNKNOWN\x10\x01\x12\x0e\n" +
 	"\n" +
 	"ABILITY_NO\x10\x02\x12\x0f\n" +
-	"\vABILITY_YES\x10\x03*\x84\x01\n" +
+	"\vABILITY_YES\x10\x03*\x9e\x01\n" +
 	"\rLegOriginKind\x12\x1f\n" +
 	"\x1bLEG_ORIGIN_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16LEG_ORIGIN_KIND_FREEZE\x10\x01\x12\x19\n" +
 	"\x15LEG_ORIGIN_KIND_CLONE\x10\x02\x12\x1b\n" +
-	"\x17LEG_ORIGIN_KIND_RESTORE\x10\x03*\x9d\x02\n" +
+	"\x17LEG_ORIGIN_KIND_RESTORE\x10\x03\x12\x18\n" +
+	"\x14LEG_ORIGIN_KIND_COPY\x10\x04*\x9d\x02\n" +
 	"\x0fAttachmentPhase\x12 \n" +
 	"\x1cATTACHMENT_PHASE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bATTACHMENT_PHASE_CONNECTING\x10\x01\x12\x1f\n" +
@@ -6850,7 +7040,7 @@ func file_weft_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_weft_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_weft_v1_agent_proto_goTypes = []any{
 	(Ability)(0),                  // 0: weft.v1.Ability
 	(LegOriginKind)(0),            // 1: weft.v1.LegOriginKind
@@ -6885,185 +7075,190 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*WantedDrive)(nil),           // 30: weft.v1.WantedDrive
 	(*WantedLeg)(nil),             // 31: weft.v1.WantedLeg
 	(*LegOrigin)(nil),             // 32: weft.v1.LegOrigin
-	(*WantedExport)(nil),          // 33: weft.v1.WantedExport
-	(*ExportKeys)(nil),            // 34: weft.v1.ExportKeys
-	(*WantedNamespace)(nil),       // 35: weft.v1.WantedNamespace
-	(*InitiatorReport)(nil),       // 36: weft.v1.InitiatorReport
-	(*Evidence)(nil),              // 37: weft.v1.Evidence
-	(*EvidenceLeg)(nil),           // 38: weft.v1.EvidenceLeg
-	(*AttachmentReport)(nil),      // 39: weft.v1.AttachmentReport
-	(*HealReport)(nil),            // 40: weft.v1.HealReport
-	(*CopyReport)(nil),            // 41: weft.v1.CopyReport
-	(*InUse)(nil),                 // 42: weft.v1.InUse
-	(*ScrubReport)(nil),           // 43: weft.v1.ScrubReport
-	(*ScrubPosition)(nil),         // 44: weft.v1.ScrubPosition
-	(*ScrubFinding)(nil),          // 45: weft.v1.ScrubFinding
-	(*Copies)(nil),                // 46: weft.v1.Copies
-	(*HoldReport)(nil),            // 47: weft.v1.HoldReport
-	(*GaveUp)(nil),                // 48: weft.v1.GaveUp
-	(*LegLink)(nil),               // 49: weft.v1.LegLink
-	(*InitiatorWanted)(nil),       // 50: weft.v1.InitiatorWanted
-	(*WantedAttachment)(nil),      // 51: weft.v1.WantedAttachment
-	(*Scrub)(nil),                 // 52: weft.v1.Scrub
-	(*Hold)(nil),                  // 53: weft.v1.Hold
-	(*WantedLink)(nil),            // 54: weft.v1.WantedLink
-	(*RecordStaleRequest)(nil),    // 55: weft.v1.RecordStaleRequest
-	(*StaleLeg)(nil),              // 56: weft.v1.StaleLeg
-	(*RecordStaleResponse)(nil),   // 57: weft.v1.RecordStaleResponse
-	(*RecordInSyncRequest)(nil),   // 58: weft.v1.RecordInSyncRequest
-	(*RebuiltLeg)(nil),            // 59: weft.v1.RebuiltLeg
-	(*RecordInSyncResponse)(nil),  // 60: weft.v1.RecordInSyncResponse
-	(*FiguresReport)(nil),         // 61: weft.v1.FiguresReport
-	(*ObjectFigures)(nil),         // 62: weft.v1.ObjectFigures
-	(*OperationFigures)(nil),      // 63: weft.v1.OperationFigures
-	(*FiguresResponse)(nil),       // 64: weft.v1.FiguresResponse
-	(*SupportQuestion)(nil),       // 65: weft.v1.SupportQuestion
-	(*RangesQuestion)(nil),        // 66: weft.v1.RangesQuestion
-	(*SupportAnswer)(nil),         // 67: weft.v1.SupportAnswer
-	(*RangesAnswer)(nil),          // 68: weft.v1.RangesAnswer
-	nil,                           // 69: weft.v1.TargetReport.LabelsEntry
-	nil,                           // 70: weft.v1.VolumeLabel.LabelsEntry
-	nil,                           // 71: weft.v1.TargetHandover.LossesEntry
-	nil,                           // 72: weft.v1.PassedController.FeaturesEntry
-	nil,                           // 73: weft.v1.InitiatorReport.LabelsEntry
-	(*Portal)(nil),                // 74: weft.v1.Portal
-	(*Device)(nil),                // 75: weft.v1.Device
-	(*Problem)(nil),               // 76: weft.v1.Problem
-	(*Extent)(nil),                // 77: weft.v1.Extent
-	(ImageKind)(0),                // 78: weft.v1.ImageKind
-	(*Layout)(nil),                // 79: weft.v1.Layout
-	(*timestamppb.Timestamp)(nil), // 80: google.protobuf.Timestamp
-	(*SnapshotOf)(nil),            // 81: weft.v1.SnapshotOf
-	(*Host)(nil),                  // 82: weft.v1.Host
-	(AttachMode)(0),               // 83: weft.v1.AttachMode
-	(*Place)(nil),                 // 84: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 85: google.protobuf.Duration
-	(LegState)(0),                 // 86: weft.v1.LegState
-	(*ByteRange)(nil),             // 87: weft.v1.ByteRange
+	(*CopySource)(nil),            // 33: weft.v1.CopySource
+	(*WantedExport)(nil),          // 34: weft.v1.WantedExport
+	(*ExportKeys)(nil),            // 35: weft.v1.ExportKeys
+	(*WantedNamespace)(nil),       // 36: weft.v1.WantedNamespace
+	(*InitiatorReport)(nil),       // 37: weft.v1.InitiatorReport
+	(*Evidence)(nil),              // 38: weft.v1.Evidence
+	(*EvidenceLeg)(nil),           // 39: weft.v1.EvidenceLeg
+	(*AttachmentReport)(nil),      // 40: weft.v1.AttachmentReport
+	(*HealReport)(nil),            // 41: weft.v1.HealReport
+	(*CopyReport)(nil),            // 42: weft.v1.CopyReport
+	(*InUse)(nil),                 // 43: weft.v1.InUse
+	(*ScrubReport)(nil),           // 44: weft.v1.ScrubReport
+	(*ScrubPosition)(nil),         // 45: weft.v1.ScrubPosition
+	(*ScrubFinding)(nil),          // 46: weft.v1.ScrubFinding
+	(*Copies)(nil),                // 47: weft.v1.Copies
+	(*HoldReport)(nil),            // 48: weft.v1.HoldReport
+	(*GaveUp)(nil),                // 49: weft.v1.GaveUp
+	(*LegLink)(nil),               // 50: weft.v1.LegLink
+	(*InitiatorWanted)(nil),       // 51: weft.v1.InitiatorWanted
+	(*WantedAttachment)(nil),      // 52: weft.v1.WantedAttachment
+	(*Scrub)(nil),                 // 53: weft.v1.Scrub
+	(*Hold)(nil),                  // 54: weft.v1.Hold
+	(*WantedLink)(nil),            // 55: weft.v1.WantedLink
+	(*RecordStaleRequest)(nil),    // 56: weft.v1.RecordStaleRequest
+	(*StaleLeg)(nil),              // 57: weft.v1.StaleLeg
+	(*RecordStaleResponse)(nil),   // 58: weft.v1.RecordStaleResponse
+	(*RecordInSyncRequest)(nil),   // 59: weft.v1.RecordInSyncRequest
+	(*RebuiltLeg)(nil),            // 60: weft.v1.RebuiltLeg
+	(*RecordInSyncResponse)(nil),  // 61: weft.v1.RecordInSyncResponse
+	(*FiguresReport)(nil),         // 62: weft.v1.FiguresReport
+	(*ObjectFigures)(nil),         // 63: weft.v1.ObjectFigures
+	(*OperationFigures)(nil),      // 64: weft.v1.OperationFigures
+	(*FiguresResponse)(nil),       // 65: weft.v1.FiguresResponse
+	(*SupportQuestion)(nil),       // 66: weft.v1.SupportQuestion
+	(*RangesQuestion)(nil),        // 67: weft.v1.RangesQuestion
+	(*SupportAnswer)(nil),         // 68: weft.v1.SupportAnswer
+	(*RangesAnswer)(nil),          // 69: weft.v1.RangesAnswer
+	nil,                           // 70: weft.v1.TargetReport.LabelsEntry
+	nil,                           // 71: weft.v1.VolumeLabel.LabelsEntry
+	nil,                           // 72: weft.v1.TargetHandover.LossesEntry
+	nil,                           // 73: weft.v1.PassedController.FeaturesEntry
+	nil,                           // 74: weft.v1.InitiatorReport.LabelsEntry
+	(*Portal)(nil),                // 75: weft.v1.Portal
+	(*Device)(nil),                // 76: weft.v1.Device
+	(*Problem)(nil),               // 77: weft.v1.Problem
+	(*Extent)(nil),                // 78: weft.v1.Extent
+	(ImageKind)(0),                // 79: weft.v1.ImageKind
+	(*Layout)(nil),                // 80: weft.v1.Layout
+	(*timestamppb.Timestamp)(nil), // 81: google.protobuf.Timestamp
+	(*SnapshotOf)(nil),            // 82: weft.v1.SnapshotOf
+	(*Host)(nil),                  // 83: weft.v1.Host
+	(AttachMode)(0),               // 84: weft.v1.AttachMode
+	(*Place)(nil),                 // 85: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 86: google.protobuf.Duration
+	(LegState)(0),                 // 87: weft.v1.LegState
+	(*ByteRange)(nil),             // 88: weft.v1.ByteRange
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	11,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
 	12,  // 1: weft.v1.Difference.pieces:type_name -> weft.v1.Piece
-	69,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
-	74,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
-	75,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
+	70,  // 2: weft.v1.TargetReport.labels:type_name -> weft.v1.TargetReport.LabelsEntry
+	75,  // 3: weft.v1.TargetReport.portals:type_name -> weft.v1.Portal
+	76,  // 4: weft.v1.TargetReport.devices:type_name -> weft.v1.Device
 	15,  // 5: weft.v1.TargetReport.drives:type_name -> weft.v1.DriveReport
 	20,  // 6: weft.v1.TargetReport.legs:type_name -> weft.v1.LegReport
 	21,  // 7: weft.v1.TargetReport.admissions:type_name -> weft.v1.Admission
 	22,  // 8: weft.v1.TargetReport.exports:type_name -> weft.v1.ExportReport
-	76,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
+	77,  // 9: weft.v1.TargetReport.problems:type_name -> weft.v1.Problem
 	10,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	18,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
 	16,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	77,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	77,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	77,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	77,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	78,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	78,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	78,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	78,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
 	19,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	78,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	79,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	70,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	80,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	81,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	79,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	80,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	71,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	81,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	82,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
 	30,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
 	31,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
 	21,  // 27: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	33,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	34,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
 	10,  // 29: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
 	24,  // 30: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
 	25,  // 31: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	77,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	74,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	34,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	78,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	75,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	35,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
 	23,  // 35: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	75,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	71,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	74,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	76,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	72,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	75,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
 	27,  // 39: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
-	74,  // 40: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
+	75,  // 40: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
 	28,  // 41: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
-	72,  // 42: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
+	73,  // 42: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
 	29,  // 43: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
-	77,  // 44: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	78,  // 44: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
 	19,  // 45: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	78,  // 46: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	79,  // 46: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
 	32,  // 47: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
 	1,   // 48: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	82,  // 49: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	35,  // 50: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	34,  // 51: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	73,  // 52: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	82,  // 53: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	39,  // 54: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	76,  // 55: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	37,  // 56: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	10,  // 57: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	38,  // 58: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	2,   // 59: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	49,  // 60: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	48,  // 61: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	47,  // 62: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	42,  // 63: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	43,  // 64: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	41,  // 65: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	40,  // 66: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	45,  // 67: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	45,  // 68: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	44,  // 69: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	46,  // 70: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	46,  // 71: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	3,   // 72: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	4,   // 73: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	5,   // 74: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	6,   // 75: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	51,  // 76: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	10,  // 77: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	79,  // 78: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	83,  // 79: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	54,  // 80: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	53,  // 81: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	52,  // 82: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	84,  // 83: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	44,  // 84: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	85,  // 85: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	86,  // 86: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	74,  // 87: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	34,  // 88: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	82,  // 89: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	56,  // 90: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	7,   // 91: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	80,  // 92: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	59,  // 93: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,   // 94: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	62,  // 95: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	63,  // 96: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	63,  // 97: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	63,  // 98: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	63,  // 99: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	63,  // 100: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	66,  // 101: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
-	9,   // 102: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	68,  // 103: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
-	87,  // 104: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
-	13,  // 105: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	36,  // 106: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	55,  // 107: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	58,  // 108: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	61,  // 109: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	67,  // 110: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 111: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	50,  // 112: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	57,  // 113: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	60,  // 114: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	64,  // 115: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	65,  // 116: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	111, // [111:117] is the sub-list for method output_type
-	105, // [105:111] is the sub-list for method input_type
-	105, // [105:105] is the sub-list for extension type_name
-	105, // [105:105] is the sub-list for extension extendee
-	0,   // [0:105] is the sub-list for field type_name
+	33,  // 49: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
+	75,  // 50: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
+	83,  // 51: weft.v1.CopySource.host:type_name -> weft.v1.Host
+	35,  // 52: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
+	83,  // 53: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	36,  // 54: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	35,  // 55: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	74,  // 56: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	83,  // 57: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	40,  // 58: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	77,  // 59: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	38,  // 60: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 61: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	39,  // 62: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 63: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	50,  // 64: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	49,  // 65: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	48,  // 66: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	43,  // 67: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	44,  // 68: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	42,  // 69: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	41,  // 70: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	46,  // 71: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	46,  // 72: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	45,  // 73: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	47,  // 74: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	47,  // 75: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 76: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 77: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 78: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 79: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	52,  // 80: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 81: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	80,  // 82: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	84,  // 83: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	55,  // 84: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	54,  // 85: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	53,  // 86: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	85,  // 87: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	45,  // 88: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	86,  // 89: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	87,  // 90: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	75,  // 91: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	35,  // 92: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	83,  // 93: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	57,  // 94: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 95: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	81,  // 96: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	60,  // 97: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 98: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	63,  // 99: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	64,  // 100: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	64,  // 101: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	64,  // 102: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	64,  // 103: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	64,  // 104: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	67,  // 105: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 106: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	69,  // 107: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	88,  // 108: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 109: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	37,  // 110: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	56,  // 111: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	59,  // 112: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	62,  // 113: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	68,  // 114: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 115: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	51,  // 116: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	58,  // 117: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	61,  // 118: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	65,  // 119: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	66,  // 120: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	115, // [115:121] is the sub-list for method output_type
+	109, // [109:115] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }
@@ -7072,14 +7267,14 @@ func file_weft_v1_agent_proto_init() {
 		return
 	}
 	file_weft_v1_types_proto_init()
-	file_weft_v1_agent_proto_msgTypes[35].OneofWrappers = []any{}
+	file_weft_v1_agent_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_agent_proto_rawDesc), len(file_weft_v1_agent_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -52,6 +52,12 @@ type leg struct {
 	// by the column's first shard.
 	missed, cached, flushing *bitmap
 	flusher                  *legIO
+	// covered: since it was dropped, missed has all that it may lack, even if it loses its cache now
+	// or has lost it since it was added. Says nothing of a member.
+	covered bool
+	// unsure: a flush has failed or may have been skipped since the leg was added, so what it has written
+	// may be missing without being noted. Guarded by the column's first shard.
+	unsure bool
 
 	err     error // the last error, until the leg has had none for a while
 	errAt   int64
@@ -79,6 +85,16 @@ const (
 // cache. For a leg that was thought to have no cache it is true, because its writes were
 // not tracked. The column is locked.
 func (l *leg) unflushed() bool { return !l.caches.Load() || l.cached.len()+l.flushing.len() > 0 }
+
+// lossCovered reports whether all that the leg lacks would be known if it lost its cache. While it
+// takes writes, what it has not flushed is tracked if it is known to have a cache; see add and
+// lookAtCache. The column is locked.
+func (l *leg) lossCovered() bool {
+	if l.member() {
+		return l.caches.Load() && !l.unsure
+	}
+	return l.covered
+}
 
 // member reports whether writes go to the leg.
 func (l *leg) member() bool { return l.state >= Rebuilding }
@@ -280,13 +296,20 @@ func (p *extentIO) startFlush(e *effects) {
 }
 
 // lookAtCache notes if a leg's drive has got a volatile cache since the leg was added: data
-// already written to the leg may not be durable.
+// already written to the leg may not be durable. If the drive is said to have none any more, its
+// flushes may be skipped, so they prove nothing if it has one all the same: writes count as not
+// tracked.
 func (c *column) lookAtCache(l *leg) {
-	if !l.member() || l.caches.Load() || l.dev == nil || c.v.cfg.ReadOnly || !l.dev.Geometry().VolatileCache {
+	if !l.member() || l.dev == nil || c.v.cfg.ReadOnly {
 		return
 	}
-	l.caches.Store(true)
-	l.cached.setAll()
+	switch caches := l.dev.Geometry().VolatileCache; {
+	case caches && !l.caches.Load():
+		l.caches.Store(true)
+		l.cached.setAll()
+	case !caches && l.caches.Load():
+		l.unsure = true
+	}
 }
 
 // flush notes, before s flushes the leg, which regions the flush will make durable. The
@@ -301,7 +324,8 @@ func (l *leg) flush(s *legIO) {
 
 // wrote notes that the data of an extent IO may be in a leg's volatile cache only.
 func (l *leg) wrote(p *extentIO) {
-	if !p.fua && l.caches.Load() {
+	// Linux's target ignores FUA of zeroes.
+	if (!p.fua || p.op != block.OpWrite) && l.caches.Load() {
 		first, last := p.c.v.plan.regionsOf(p.off, p.end)
 		l.cached.set(first, last)
 	}
@@ -312,8 +336,13 @@ func (l *leg) flushed(s *legIO) {
 		return
 	}
 	l.flusher = nil
-	if s.state == partDone && l.inc == s.inc {
+	// If the drive was said meanwhile to have no cache, the flush may have been skipped.
+	if s.state == partDone && l.inc == s.inc && l.dev.Geometry().VolatileCache {
 		l.flushing.clear()
+		return
+	}
+	if l.inc == s.inc {
+		l.unsure = true // a later flush that succeeds does not say where this one's data is
 	}
 }
 

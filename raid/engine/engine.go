@@ -113,6 +113,10 @@ type LegStatus struct {
 	// Unflushed: the leg may have acknowledged writes that it loses with its cache; see
 	// Volume.Renew.
 	Unflushed bool
+	// LossCovered: Dirty has, or would have once the leg is dropped, all that the leg lacks even if it
+	// lost its cache at any time since it was first added. Otherwise a leg that has lost its cache
+	// must be added as full.
+	LossCovered bool
 	// Dirty counts the regions that the leg misses, of Regions in all. A rebuild copies
 	// until Dirty is zero.
 	Dirty, Regions uint64

@@ -27,8 +27,9 @@ func (v *Volume) leg(column, copy int) (*column, *leg, error) {
 // may miss more than this volume has tracked since New. Before Add, it must be certain
 // that no IO of an earlier device of the leg can still reach the medium.
 //
-// Earlier writes to a leg in sync that has a volatile cache may not be durable. So the leg
-// is flushed at once; if it is dropped before that is done, it misses everything.
+// Earlier writes to a leg that has a volatile cache may not be durable, unless this volume has
+// tracked them or copies them again. So the leg is flushed at once; if it is dropped before that
+// is done, it misses everything.
 func (v *Volume) Add(column, copy int, dev block.Device, state State, full bool) error {
 	var lacks []checkpoint.Range
 	if full {
@@ -60,14 +61,18 @@ func (v *Volume) addLeg(column, copy int, dev block.Device, state State, lacks [
 	if err == nil {
 		c.add(copy, dev, g, state, lacks, &e)
 	}
-	r, unknown := l.rebuild, l.state == InSync && l.cached.len() > 0
+	r, unknown := l.rebuild, l.cached.len() > 0
 	c.unlock()
 	if err != nil {
 		return fmt.Errorf("add leg %d.%d as %v: %w", column, copy, state, err)
 	}
 	v.limitIO()
 	e.run()
-	if unknown {
+	switch {
+	case !unknown:
+	case r != nil:
+		v.copies(c, kindCopy, 0, 0, job{last: r, midway: true})
+	default:
 		v.active.Add(1)
 		v.extentIO(column, kindFlush, 0, 0, &block.IO{Op: block.OpFlush, Done: func(*block.IO) {}}).enter()
 	}
@@ -133,31 +138,41 @@ func (c *column) mayRebuild(l *leg) error {
 // add gives a leg its device. The column is locked.
 func (c *column) add(copy int, dev block.Device, g block.Geometry, state State, lacks []checkpoint.Range, e *effects) {
 	l := &c.legs[copy]
-	again := l.state == InSync
+	again, tracked := l.state == InSync, l.lossCovered()
 	l.dev, l.maxIO, l.discards = dev, int64(g.MaxIO/c.v.cfg.BlockSize*c.v.cfg.BlockSize), g.DiscardUnit > 0
 	l.caches.Store(g.VolatileCache && !c.v.cfg.ReadOnly)
 	l.gen++
 	l.err, l.told = nil, 0
 	if again {
+		if !tracked {
+			l.unknownCached(c)
+		}
 		l.again = true
 		c.tryAgain(e)
 		return
 	}
 	l.inc++
-	l.state = state
+	l.state, l.unsure = state, false
 	if state == InSync {
-		if l.caches.Load() && !c.v.weak.forgetCached {
-			l.cached.setAll() // earlier writes are unknown, and may not be durable
-		}
+		l.unknownCached(c)
 		c.unpark(e)
 		return
 	}
 	for _, r := range lacks {
 		l.missed.setBytes(r, c.v.plan.region)
 	}
-	l.total = l.missed.len()
+	if l.total = l.missed.len(); !tracked && l.total < l.missed.n {
+		l.unknownCached(c)
+	}
 	l.skipped.Store(0)
 	l.rebuild = newRebuild(c, copy, l.inc)
+}
+
+// unknownCached notes that writes to a leg with a cache which were not tracked may not be durable.
+func (l *leg) unknownCached(c *column) {
+	if l.caches.Load() && !c.v.weak.forgetCached {
+		l.cached.setAll()
+	}
 }
 
 // Renew gives a leg a new device after the leg has lost the contents of its volatile
@@ -261,6 +276,7 @@ func (v *Volume) Drop(column, copy int) error {
 // for it. The column is locked.
 func (c *column) drop(copy int, e *effects) {
 	l := &c.legs[copy]
+	l.covered = l.lossCovered()
 	if !c.v.weak.forgetCached {
 		l.cached.moveTo(l.missed)
 		l.flushing.moveTo(l.missed)

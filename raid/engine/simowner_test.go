@@ -45,7 +45,7 @@ func (w *world) attach() {
 			if l.rebooted && l.inSync || w.r.IntN(12) == 0 && w.mayEvict(k, l) {
 				l.inSync = false
 			}
-			l.needFull, l.leaving = l.needFull || !l.inSync, false
+			l.needFull, l.leaving = !l.inSync, false
 			l.fence()
 		}
 	}
@@ -204,11 +204,13 @@ func (w *world) readd(k, i int) {
 		if err := w.v.AddBehind(k, i, l.connect(), lacks); err != nil {
 			w.fail("%w", err)
 		}
+		l.needFull = false // from now on the engine knows, also if the leg loses its cache
 		return
 	}
 	if err := w.v.Add(k, i, l.connect(), Rebuilding, full); err != nil {
 		w.fail("%w", err)
 	}
+	l.needFull = false
 }
 
 // replace gives a leg in sync another connection.

@@ -57,6 +57,7 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 		l, leg := &c.legs[copy], &legs[copy]
 		leg.State, leg.Err, leg.Outstanding, leg.Withheld = l.state, l.err, int(l.out.Load()), l.withheld
 		leg.Unflushed, leg.Skipped = l.unflushed(), block.Size(l.skipped.Load())
+		leg.LossCovered = l.lossCovered()
 		leg.Regions = c.v.plan.regions(int64(s.Size))
 		if l.missed != nil && l.state < CaughtUp {
 			leg.Dirty = l.missed.len()

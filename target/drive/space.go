@@ -266,6 +266,16 @@ func (l *Label) Prepared(id block.LegID, revision uint64, size block.Size) error
 	return nil
 }
 
+// FormattedTree records that a tree is formatted, before a leg in it is prepared.
+func (l *Label) FormattedTree(name string) error {
+	t := l.Tree(name)
+	if t == nil {
+		return fmt.Errorf("tree %s: not there", name)
+	}
+	t.Formatted = true
+	return nil
+}
+
 // Unprepared records that the place of a leg in its tree is to be made again. A based one keeps its extents,
 // which hold what the snapshot has.
 func (l *Label) Unprepared(id block.LegID) error {

@@ -12,10 +12,18 @@ import "math/bits"
 // walk calls yield for each record of a chunk that l sees, nearest first, until it returns false.
 // The caller holds the chunk's stripe.
 func (t *Tree) walk(l *layer, chunk uint32, yield func(slot uint32, r *record) bool) {
+	t.deciding(l, chunk, allGrains, yield)
+}
+
+// deciding is walk for the records that decide some of the grains. Which layer the others are of is not
+// looked up: below many snapshots that would be most of the time.
+func (t *Tree) deciding(l *layer, chunk uint32, grains uint64, yield func(slot uint32, r *record) bool) {
 	for slot := t.first[chunk]; slot != 0; {
 		r := t.record(slot)
-		if o := t.layers[r.layer]; o != nil && l.sees(o) && !yield(slot, r) {
-			return
+		if r.have.Load()&grains != 0 {
+			if o := t.layers[r.layer]; o != nil && l.sees(o) && !yield(slot, r) {
+				return
+			}
 		}
 		slot = r.next
 	}
@@ -42,10 +50,7 @@ type source struct {
 // source returns where a grain's data is as l sees it; false if it reads as zeroes.
 func (t *Tree) source(l *layer, chunk uint32, grain int64) (from source, data bool) {
 	decided := false
-	t.walk(l, chunk, func(slot uint32, r *record) bool {
-		if r.have.Load()>>grain&1 == 0 {
-			return true
-		}
+	t.deciding(l, chunk, 1<<grain, func(slot uint32, r *record) bool {
 		decided = true
 		if data = r.data.Load()>>grain&1 == 1; data {
 			from = source{slot, t.data(slot)}
@@ -56,6 +61,17 @@ func (t *Tree) source(l *layer, chunk uint32, grain int64) (from source, data bo
 		return source{at: t.baseAt(chunk)}, true
 	}
 	return from, data
+}
+
+// holder returns the slot that has all of these grains as data, as l sees them; 0 if there is none.
+func (t *Tree) holder(l *layer, chunk uint32, grains uint64) (holder uint32) {
+	t.deciding(l, chunk, grains, func(slot uint32, r *record) bool {
+		if grains&^r.data.Load() == 0 {
+			holder = slot
+		}
+		return false
+	})
+	return holder
 }
 
 // inherited returns the grains that l would see as data without its own record. Zeroes of a doomed

@@ -294,7 +294,9 @@ func (w *world) step(before func()) error {
 		return w.delete(w.pick(snaps), before)
 	case x < 84 && len(heads) > 1:
 		return w.delete(w.pick(heads), before)
-	case x < 88:
+	case x < 86 && len(heads) > 1 && len(snaps) < 5:
+		return w.seal(w.pick(heads), before)
+	case x < 89:
 		before()
 		w.flatten()
 	case x < 93:
@@ -318,6 +320,16 @@ func (w *world) step(before func()) error {
 		clear(w.m.may)
 	}
 	return nil
+}
+
+// seal makes a head a snapshot: whatever its sectors held before is no longer possible.
+func (w *world) seal(head block.UUID, before func()) error {
+	w.close(head)
+	w.m.frozen[head] = true
+	before()
+	err := w.t.Seal(head)
+	delete(w.m.may, head)
+	return err
 }
 
 // restart ends the process and begins the next one: the drive keeps what it has in its cache.
@@ -640,6 +652,10 @@ func TestFUAIsDurableWhateverIsInTheCache(t *testing.T) {
 		"a write into a grain that is new": {
 			[]*block.IO{{Op: block.OpWrite, Len: 8192, Data: tagged(1, 16)}},
 			&block.IO{Op: block.OpWrite, FUA: true, Len: 8192, Data: tagged(2, 16)}, 2,
+		},
+		"a write to a grain that is new, and to one whose record is in the cache": {
+			[]*block.IO{{Op: block.OpWrite, Len: GrainSize, Data: tagged(1, GrainSize/sector)}},
+			&block.IO{Op: block.OpWrite, FUA: true, Len: 2 * GrainSize, Data: tagged(2, 2*GrainSize/sector)}, 2,
 		},
 		"zeroes over a discard": {
 			[]*block.IO{{Op: block.OpWrite, Len: n, Data: tagged(1, n/512)}, {Op: block.OpFlush}, {Op: block.OpDiscard, Len: n}},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"sync"
 
 	"weft.dev/weft/proto/block"
 )
@@ -67,12 +68,16 @@ type entry struct {
 
 // sum is the checksum of a record in its place, so that a misplaced record has a wrong one.
 func sum(b []byte, tree block.UUID, extent uint32, slot int) uint32 {
-	var place [24]byte
+	place := sumPlaces.Get().(*[24]byte)
+	defer sumPlaces.Put(place)
 	copy(place[:], tree[:])
 	le.PutUint32(place[16:], extent)
 	le.PutUint32(place[20:], uint32(slot))
 	return crc32.Update(crc32.Checksum(b[4:recordSize], castagnoli), castagnoli, place[:])
 }
+
+// sumPlaces has buffers of sum: what goes to package crc32 would be allocated for each record.
+var sumPlaces = sync.Pool{New: func() any { return new([24]byte) }}
 
 // encode writes a record to b, which has recordSize bytes. A slot that was never used is zeroes.
 func (e entry) encode(b []byte, tree block.UUID, extent uint32, slot int) {

@@ -200,6 +200,33 @@ func (t *Tree) Create(leg block.UUID, size block.Size, note []byte) error {
 	return nil
 }
 
+// Seal makes a leg a snapshot: what it holds is durable, also on a drive with a volatile cache, and
+// never changes. Unlike Freeze it leaves no head. The leg must be closed (ErrInUse). It is done already
+// if the object is a snapshot. ErrUnknown and ErrInUse change nothing.
+func (t *Tree) Seal(object block.UUID) error {
+	t.admin.Lock()
+	defer t.admin.Unlock()
+	l := t.super.layer(object)
+	switch {
+	case l == nil:
+		return fmt.Errorf("seal %v: %w", object, ErrUnknown)
+	case l.State == StateFrozen:
+		return nil
+	case t.openLeg(l.ID) != nil:
+		return fmt.Errorf("seal %v: %w", object, ErrInUse)
+	}
+	id := l.ID
+	err := t.change(func(s *super) error { // the superblock is written after a flush
+		l := s.byID(id)
+		l.State, l.Frozen = StateFrozen, t.seq.Load()
+		return nil
+	}, func() {})
+	if err != nil {
+		return fmt.Errorf("seal %v: %w", object, err)
+	}
+	return nil
+}
+
 // Restore makes a leg what one of the tree's snapshots is; what is beyond the snapshot's end reads as
 // zeroes. What was written since is deleted; freeze it first to keep it. Writes are held back while it
 // takes place, and reads that are under way find the one or the other. ErrUnknown and ErrState change

@@ -13,8 +13,10 @@ import (
 
 // Leg is an open layer as a block.Device: the head of a leg, or a snapshot, which is read-only.
 // Reads of any chunk and writes to what the layer has already go to the drive at once and take no
-// memory; other requests that change it have a goroutine each. Discards and zeroes give whole grains
-// back; the rest of a discard does nothing, and the rest of a range of zeroes is written.
+// memory. Nor do first writes, which go from step to step as the drive ends them (chunkWrite); requests
+// that have to wait for another one, and others that change the leg, have a goroutine each. Discards and
+// zeroes give whole grains back; the rest of a discard does nothing, and the rest of a range of zeroes is
+// written.
 type Leg struct {
 	tree     *Tree
 	layer    *layer // guarded by the stripes
@@ -149,9 +151,10 @@ func (l *Leg) submitChange(io *block.IO) {
 		}()
 		return
 	}
-	if io.Op != block.OpWrite || l.flushes(io) || !l.forward(io, &l.writes) {
-		go l.change(io)
+	if io.Op == block.OpWrite && (!l.flushes(io) && l.forward(io, &l.writes) || l.writeFirst(io)) {
+		return
 	}
+	go l.change(io)
 }
 
 func (l *Leg) gone(io *block.IO) error {
@@ -189,11 +192,16 @@ func (l *Leg) forward(io *block.IO, g *gate) bool {
 	if slot == 0 {
 		return false
 	}
+	l.forwardTo(io, g, slot, l.tree.data(slot)+from)
+	return true
+}
+
+// forwardTo sends a read or a write on to a place of the drive, in a slot that is held.
+func (l *Leg) forwardTo(io *block.IO, g *gate, slot uint32, at int64) {
 	f := newForwarded()
 	f.io, f.leg, f.gate, f.slot = io, l, g, slot
-	f.below.Op, f.below.FUA, f.below.Off, f.below.Len, f.below.Data = io.Op, io.FUA, l.tree.data(slot)+from, io.Len, io.Data
+	f.below.Op, f.below.FUA, f.below.Off, f.below.Len, f.below.Data = io.Op, io.FUA, at, io.Len, io.Data
 	l.tree.below.Submit(&f.below)
-	return true
 }
 
 // holdTop holds the slot that has all the grains as data, if that is the first one to look at.
@@ -268,6 +276,15 @@ func (l *Leg) read(io *block.IO) {
 			go l.readLater(io, chunk)
 			return
 		}
+		if n == io.Len {
+			if slot := l.tree.holder(l.layer, chunk, mask(from, n)); slot != 0 { // all in one place
+				l.tree.record(slot).hold()
+				s.mu.Unlock()
+				r.drop()
+				l.forwardTo(io, &l.reads, slot, l.tree.data(slot)+from)
+				return
+			}
+		}
 		r.collect(chunk, from, io.Data[at-io.Off:][:n])
 		s.mu.Unlock()
 		at += n
@@ -301,7 +318,7 @@ func (l *Leg) readLater(io *block.IO, chunk uint32) {
 func (r *scattered) collect(chunk uint32, from int64, p []byte) {
 	t, to := r.leg.tree, from+int64(len(p))
 	left := mask(from, int64(len(p)))
-	t.walk(r.leg.layer, chunk, func(slot uint32, rec *record) bool {
+	t.deciding(r.leg.layer, chunk, left, func(slot uint32, rec *record) bool {
 		have := rec.have.Load() & left
 		data := rec.data.Load() & have
 		clearRuns(p, have&^data, from, to)

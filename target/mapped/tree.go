@@ -74,7 +74,7 @@ type Tree struct {
 
 	extents atomic.Pointer[[]*extent] // by index; a slot's number is index<<slotShift + its place in the table
 	space   space
-	waiters waiters
+	idlers  idlers
 
 	// admin is held while layers or extents change, and reclaiming while chunks are merged.
 	admin, reclaiming turn

@@ -22,17 +22,30 @@ type busy struct {
 // The caller holds the stripe.
 func (s *stripe) take(chunk uint32, grains uint64) *busy {
 	for {
-		b := s.busy[chunk]
-		if b == nil {
-			b = &busy{}
-			s.busy[chunk] = b
-		}
+		b := s.begin(chunk)
 		if b.grains&grains == 0 {
 			b.grains |= grains
 			return b
 		}
 		s.idle.Wait()
 	}
+}
+
+func (s *stripe) begin(chunk uint32) *busy {
+	b := s.busy[chunk]
+	if b == nil {
+		b = &busy{}
+		s.busy[chunk] = b
+	}
+	return b
+}
+
+// use notes that a slot was taken for a layer.
+func (b *busy) use(id, slot uint32) {
+	if b.slots == nil {
+		b.slots = map[uint32]uint32{}
+	}
+	b.slots[id] = slot
 }
 
 // drop ends what take began. A slot that was taken, and not used after all, is free again.
@@ -154,13 +167,11 @@ func (l *Leg) write(chunk uint32, from int64, p []byte, fua bool) error {
 	return nil
 }
 
-// writePart is write for a range that is all in the base, or all not: the data first, then the record,
-// then the answer.
+// writePart is write for a range that is all in the base, or all not.
 func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 	t := l.tree
 	s := t.stripe(chunk)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	touched := mask(from, int64(len(p)))
 	grains := touched
 	b := s.take(chunk, grains)
@@ -169,33 +180,28 @@ func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 		grains = allGrains
 		b = s.take(chunk, grains)
 	}
-	defer func() { t.drop(s, chunk, grains) }()
-	switch direct := l.direct(chunk, touched); {
+	direct, slot := l.direct(chunk, touched), uint32(0)
+	var err error
+	switch {
 	case direct == touched:
 		at := t.baseAt(chunk)
 		s.mu.Unlock()
-		defer s.mu.Lock()
-		return block.Do(t.below, &block.IO{Op: block.OpWrite, FUA: fua, Off: at + from, Len: int64(len(p)), Data: p})
+		err = block.Do(t.below, &block.IO{Op: block.OpWrite, FUA: fua, Off: at + from, Len: int64(len(p)), Data: p})
+		s.mu.Lock()
 	case direct != 0:
-		return &mixedError{direct}
+		err = &mixedError{direct}
+	default:
+		slot, err = t.slotFor(l.layer.ID, s, b, chunk)
 	}
-	slot, err := t.slotFor(l.layer.ID, s, b, chunk)
-	if err != nil {
+	if err != nil || direct != 0 {
+		t.drop(s, chunk, grains)
+		s.mu.Unlock()
 		return err
 	}
-	id, own, fresh := l.layer.ID, t.own(l.layer, chunk), touched
-	if own == slot {
-		fresh &^= t.record(own).data.Load()
-	}
-	fill := l.edges(chunk, fresh, from, int64(len(p)))
-
-	s.mu.Unlock()
-	err = l.writeData(slot, from, p, fill, fua || t.volatile && fresh != 0)
-	if err == nil && fresh != 0 {
-		err = t.addGrains(id, slot, own, chunk, touched, fua)
-	}
-	s.mu.Lock()
-	return err
+	done, w := make(chan error, 1), newChunkWrite()
+	w.told = func(err error) { done <- err }
+	w.start(l, slot, chunk, from, p, grains, fua)
+	return <-done
 }
 
 // slotFor returns the slot with the chunk that a layer has, or takes one. The caller holds the stripe, which
@@ -218,10 +224,7 @@ func (t *Tree) slotFor(id uint32, s *stripe, b *busy, chunk uint32) (uint32, err
 			t.whenIdle(slot, t.space.put)
 			continue
 		}
-		if b.slots == nil {
-			b.slots = map[uint32]uint32{}
-		}
-		b.slots[id] = slot
+		b.use(id, slot)
 	}
 }
 
@@ -233,8 +236,8 @@ type edge struct {
 	data   bool // else it is zeroes
 }
 
-// edges finds them, and holds their sources. The caller holds the stripe.
-func (l *Leg) edges(chunk uint32, fresh uint64, from, n int64) (all []edge) {
+// edges appends them to all, and holds their sources. The caller holds the stripe.
+func (l *Leg) edges(all []edge, chunk uint32, fresh uint64, from, n int64) []edge {
 	add := func(grain int64) {
 		if fresh>>grain&1 == 0 || len(all) > 0 && all[0].grain == grain {
 			return
@@ -254,50 +257,42 @@ func (l *Leg) edges(chunk uint32, fresh uint64, from, n int64) (all []edge) {
 	return all
 }
 
-// writeData writes p, and what edges need, in one piece.
-func (l *Leg) writeData(slot uint32, from int64, p []byte, edges []edge, fua bool) (err error) {
-	t := l.tree
-	start, end := from, from+int64(len(p))
-	for _, e := range edges {
-		start, end = min(start, e.grain*GrainSize), max(end, (e.grain+1)*GrainSize)
-	}
-	if len(edges) > 0 {
-		whole := make([]byte, end-start)
-		for _, e := range edges {
-			if !e.data {
-				continue
-			}
-			if readErr := block.ReadAt(t.below, whole[e.grain*GrainSize-start:][:GrainSize], e.source.at+e.grain*GrainSize); readErr != nil {
-				err = readErr
-			}
-			t.releaseSource(e.source.slot)
-		}
-		copy(whole[from-start:], p)
-		p = whole
-	}
-	if err != nil {
-		return err
-	}
-	return block.Do(t.below, &block.IO{Op: block.OpWrite, FUA: fua, Off: t.data(slot) + start, Len: int64(len(p)), Data: p})
-}
-
 // addGrains makes grains a layer's own, in a slot that has their data. was is the slot of the
 // layer's record so far, 0 if it had none.
 func (t *Tree) addGrains(id, slot, was, chunk uint32, grains uint64, fua bool) error {
-	s := t.stripe(chunk)
-	zero := uint64(0) // of the record in another slot
-	if was != 0 && was != slot {
-		zero = t.record(was).have.Load()
-	}
-	err := t.put(slot, fua, func(e *entry) {
-		e.layer, e.chunk = id, chunk
-		e.have |= grains | zero
-		e.zero = (e.zero | zero) &^ grains
-	})
-	if err != nil {
+	zero := t.zeroMoved(slot, was)
+	if err := t.put(slot, fua, func(e *entry) { e.add(id, chunk, grains, zero) }); err != nil {
 		return err
 	}
+	s := t.stripe(chunk)
 	s.mu.Lock()
+	replaced := t.showGrains(id, slot, was, chunk, grains, zero)
+	s.mu.Unlock()
+	if replaced {
+		return t.supersede(was)
+	}
+	return nil
+}
+
+// zeroMoved is the grains that come to a slot with the layer's record, which was in another slot: one without
+// a chunk, so they are zeroes.
+func (t *Tree) zeroMoved(slot, was uint32) uint64 {
+	if was == 0 || was == slot {
+		return 0
+	}
+	return t.record(was).have.Load()
+}
+
+// add makes grains data, and zero zeroes unless they are among them.
+func (e *entry) add(layer, chunk uint32, grains, zero uint64) {
+	e.layer, e.chunk = layer, chunk
+	e.have |= grains | zero
+	e.zero = (e.zero | zero) &^ grains
+}
+
+// showGrains makes look-ups see what add has made of a record. True: the record was has to be superseded.
+// The caller holds the stripe.
+func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) bool {
 	replaced := was != 0 && was != slot
 	if replaced {
 		t.unlink(was, chunk)
@@ -310,13 +305,9 @@ func (t *Tree) addGrains(id, slot, was, chunk uint32, grains uint64, fua bool) e
 	})
 	if !linked {
 		t.link(slot)
+		t.retop(chunk)
 	}
-	t.retop(chunk)
-	s.mu.Unlock()
-	if replaced {
-		return t.supersede(was)
-	}
-	return nil
+	return replaced
 }
 
 // supersede clears the record of a slot that is in no chain any more, since a newer one is in

@@ -21,7 +21,7 @@ import (
 // on from there. It ends with the last leg of the tree that is in use, and with the process.
 
 const (
-	// FlattenSpare is what flattening leaves free in a tree for those who write. It is more than a tree has
+	// FlattenSpare is what flattening, and copies of snapshots, leave free in a tree for those who write. It is more than a tree has
 	// that gets an extent of the reserve for them, so flattening alone never makes it get one.
 	FlattenSpare = 96 * block.MiB
 	// roomEvery is how often flattening without space looks for some.

@@ -25,6 +25,11 @@ import (
 //
 // A based leg is recorded as going back in place of not prepared: its extents count as prepared, since its
 // snapshots need them.
+// A copy of a snapshot's leg that is elsewhere is filled while its record says that it is not prepared:
+//
+//	label: record ──► tree: Create or Clone ──► writes, flush ──► tree: Seal ──► label: prepared
+//
+// If it is the first of its tree, the label says before the first write that the tree is formatted.
 //
 // What a record that says "prepared" names was in the tree. If it is not there it is lost, and an
 // empty leg must not pass for it.
@@ -95,6 +100,158 @@ func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, siz
 		if t.Reclaimable() { // what a leg held that went back to a snapshot
 			h.reclaim(leg.GetTreeId(), t)
 		}
+		return nil
+	})
+}
+
+// Copy makes a leg a copy of a snapshot's leg that is elsewhere. The leg is recorded and not prepared. In
+// its tree it begins as base, a snapshot, or as zeroes if base is zero; fill writes the rest to it, and room
+// is how many more bytes it could take now. Then the leg never changes again, and is recorded as prepared.
+// What an earlier attempt has copied does not count. If there is no space for all of it, it gives back what
+// it took.
+func (d *Disk) Copy(id block.LegID, revision uint64, size block.Size, base block.LegID, fill func(to block.Device, room func() block.Size) error) error {
+	to, err := d.beginCopy(id, size, base)
+	if err != nil {
+		return fmt.Errorf("copy to leg %v: %w", id, err)
+	}
+	if to != nil {
+		err = to.fill(func() error { return fill(to, to.room) })
+		to.awaits(false)
+		err = errors.Join(err, to.Close())
+	}
+	if errors.Is(err, block.ErrFull) {
+		err = errors.Join(err, d.inTurn(func() error { return d.held.undo(to.name, id) }))
+	}
+	if err != nil {
+		return fmt.Errorf("copy to leg %v: %w", id, err)
+	}
+	return d.inTurn(func() error {
+		label, err := certain(d.Drive)
+		if err != nil {
+			return fmt.Errorf("seal leg %v: %w", id, err)
+		}
+		leg := label.Leg(id)
+		if leg == nil {
+			return fmt.Errorf("seal leg %v: %w", id, fs.ErrNotExist)
+		}
+		if err := d.held.within(leg.GetTreeId(), func(t *openTree) error { return t.Seal(id.UUID) }); err != nil {
+			return fmt.Errorf("seal leg %v: %w", id, err)
+		}
+		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, revision, size) })
+	})
+}
+
+// beginCopy makes the leg in its tree, and opens it. It returns nil if the leg is a snapshot there already:
+// an earlier attempt was cut off before the label was written.
+func (d *Disk) beginCopy(id block.LegID, size block.Size, base block.LegID) (to *mappedLeg, err error) {
+	err = d.inTurn(func() error {
+		label, err := certain(d.Drive)
+		if err != nil {
+			return err
+		}
+		leg := label.Leg(id)
+		if leg == nil || !drive.Mapped(leg) {
+			return fs.ErrNotExist
+		}
+		name := leg.GetTreeId()
+		if err := d.root(label, name, id, size, base); err != nil {
+			return err
+		}
+		t, err := d.held.openTree(name)
+		if err != nil {
+			return err
+		}
+		l, there := t.Layer(id.UUID)
+		if leg.GetZeroed() || there && l.State == mapped.StateFrozen {
+			return d.held.closeTree(name)
+		}
+		opened, err := t.startCopy(id, size, base)
+		if err != nil {
+			return errors.Join(err, d.held.closeTree(name))
+		}
+		if t.Reclaimable() { // what an earlier attempt has copied
+			d.held.reclaim(name, t)
+		}
+		to = &mappedLeg{Leg: opened.leg, id: id, tree: t, name: name, held: d.held}
+		return nil
+	})
+	return to, err
+}
+
+// root makes the tree of a leg that is the first in it. Nothing else is, as long as the label does not say
+// that it is formatted.
+func (d *Disk) root(label *drive.Label, name string, id block.LegID, size block.Size, base block.LegID) error {
+	switch {
+	case label.Tree(name).GetFormatted():
+		return nil
+	case !base.IsZero():
+		return fmt.Errorf("leg %v, of a tree in which nothing is: %w", base, mapped.ErrUnknown)
+	}
+	if err := d.held.format(label, name, id, size); err != nil {
+		return err
+	}
+	return d.Drive.Update(func(l *drive.Label) error { return l.FormattedTree(name) })
+}
+
+// room is how much is free in the leg's tree. While that is less than FlattenSpare, the tree is said to wait
+// for more of the drive's reserve, of which it gets what is not left to hosts.
+func (m *mappedLeg) room() block.Size {
+	free, err := m.tree.Room(FlattenSpare)
+	if err != nil {
+		return FlattenSpare // the next write says so
+	}
+	m.awaits(free < FlattenSpare)
+	return free
+}
+
+// awaits notes whether a copy to the leg waits for space.
+func (m *mappedLeg) awaits(space bool) {
+	switch {
+	case space && !m.waits:
+		m.tree.copiesWait.Add(1)
+	case !space && m.waits:
+		m.tree.copiesWait.Add(-1)
+	}
+	m.waits = space
+}
+
+// startCopy makes a leg in its tree anew, and opens it. An earlier attempt may have begun as something else.
+func (t *openTree) startCopy(id block.LegID, size block.Size, base block.LegID) (*openLeg, error) {
+	if err := t.Delete(id.UUID); err != nil {
+		return nil, err
+	}
+	from := Origin{}
+	if !base.IsZero() {
+		from = Origin{Leg: base, Kind: pb.LegOriginKind_LEG_ORIGIN_KIND_CLONE}
+	}
+	if err := begin(t.Tree, id, size, from); err != nil {
+		return nil, err
+	}
+	return t.openLeg(id, size)
+}
+
+// fill has a leg written, and makes that durable.
+func (m *mappedLeg) fill(write func() error) error {
+	before := m.Losses()
+	if err := write(); err != nil {
+		return err
+	}
+	if err := block.Flush(m.Leg); err != nil {
+		return err
+	}
+	if m.Losses() != before {
+		return errors.New("the drive may have lost a part of it")
+	}
+	return nil
+}
+
+// undo deletes what was copied to a leg.
+func (h *held) undo(name string, id block.LegID) error {
+	return h.within(name, func(t *openTree) error {
+		if err := t.Delete(id.UUID); err != nil {
+			return err
+		}
+		h.reclaim(name, t)
 		return nil
 	})
 }

@@ -358,6 +358,121 @@ func TestAListDoesNotOutliveThatALegGoesBack(t *testing.T) {
 	}
 }
 
+// A leg is filled with what is elsewhere, over a snapshot, and is one itself only when all of it is there,
+// wherever an attempt is cut off.
+func TestALegIsFilledFromElsewhere(t *testing.T) {
+	p := newPlanted(t)
+	p.stop(t)
+	p.carve(t, monday)
+	p.write(t, leg, 'a', 0, 1)
+	must(t, p.disk.Prepare(monday, 1, block.GiB, freezeOf(leg)))
+	p.write(t, leg, 'x', 0, 1, 2)
+	p.carve(t, tuesday)
+	state := func() mapped.State {
+		for _, l := range treeLayers(t, p) {
+			if l.Object == tuesday.UUID && l.State != mapped.StateDoomed {
+				return l.State
+			}
+		}
+		return 0
+	}
+	prepared := func() bool { return p.disk.Label().Leg(tuesday).GetZeroed() }
+	cut := errors.New("cut")
+	err := p.disk.Copy(tuesday, 1, block.GiB, block.LegID{}, func(to block.Device, room func() block.Size) error {
+		must(t, block.WriteAt(to, bytes.Repeat([]byte{'q'}, 4096), 3<<20)) // over nothing: what it begins as changes
+		if free := p.disk.Trees()[leg.String()].Free; room() != free {
+			t.Errorf("there is room for %v, and its tree has %v free", room(), free)
+		}
+		return cut
+	})
+	if !errors.Is(err, cut) || state() != mapped.StateOpen || prepared() {
+		t.Fatalf("cut off: %v, state %v, prepared %v", err, state(), prepared())
+	}
+	fill := func(to block.Device, _ func() block.Size) error {
+		return errors.Join(block.WriteAt(to, bytes.Repeat([]byte{'b'}, 4096), 1<<20), block.Do(to, &block.IO{Op: block.OpWriteZeroes, Unmap: true, Len: 1 << 20}))
+	}
+	must(t, p.disk.Copy(tuesday, 1, block.GiB, monday, fill))
+	if state() != mapped.StateFrozen || !prepared() {
+		t.Errorf("filled: state %v, prepared %v", state(), prepared())
+	}
+	p.holds(t, tuesday, "-b--")
+	p.holds(t, monday, "aa--")
+	p.holds(t, leg, "xxx-")
+	p.forgetPrepared(t, tuesday) // the process ended before the label was written
+	must(t, p.disk.Copy(tuesday, 1, block.GiB, monday, func(block.Device, func() block.Size) error {
+		t.Error("a leg that is complete is filled again")
+		return nil
+	}))
+	p.holds(t, tuesday, "-b--")
+	p.carve(t, copied)
+	full := fmt.Errorf("it takes more: %w", block.ErrFull)
+	if err := p.disk.Copy(copied, 1, block.GiB, monday, func(block.Device, func() block.Size) error { return full }); !errors.Is(err, block.ErrFull) {
+		t.Errorf("without space: %v", err)
+	}
+	for _, l := range treeLayers(t, p) {
+		if l.Object == copied.UUID && l.State != mapped.StateDoomed {
+			t.Errorf("without space the leg keeps what it took: %+v", l)
+		}
+	}
+}
+
+// The snapshot as which a copy begins may be larger in its tree than its volume was: its leg had grown already, in
+// an expansion that was not complete.
+func TestACopyBeginsAsASnapshotThatIsLargerInItsTree(t *testing.T) {
+	p := newPlanted(t)
+	p.stop(t)
+	must(t, p.disk.Prepare(leg, 1, 2*block.GiB, Origin{}))
+	p.carve(t, monday)
+	p.write(t, leg, 'a', 0)
+	must(t, p.disk.Prepare(monday, 1, block.GiB, freezeOf(leg)))
+	p.carve(t, tuesday)
+	must(t, p.disk.Copy(tuesday, 1, block.GiB, monday, func(to block.Device, _ func() block.Size) error {
+		return block.WriteAt(to, bytes.Repeat([]byte{'b'}, 4096), 1<<20)
+	}))
+	p.holds(t, tuesday, "ab--")
+}
+
+// A copy that is the first of its tree makes that, and makes it again if it was cut off before the label said
+// so. Nothing begins as what a tree without a word on the label may have.
+func TestACopyMakesATreeOfItsOwn(t *testing.T) {
+	p := newPlanted(t)
+	p.stop(t)
+	for _, id := range []block.LegID{monday, tuesday} {
+		must(t, p.disk.Update(func(l *drive.Label) error {
+			return l.PutLeg(&pb.LegLabel{
+				LegId: id.String(), TreeId: monday.String(), Image: pb.ImageKind_IMAGE_KIND_MAPPED, Revision: 1, Volume: &pb.VolumeLabel{VolumeId: id.String()},
+			})
+		}))
+	}
+	fill := func(c byte, err error) func(block.Device, func() block.Size) error {
+		return func(to block.Device, _ func() block.Size) error {
+			return errors.Join(block.WriteAt(to, bytes.Repeat([]byte{c}, 4096), 1<<20), err)
+		}
+	}
+	if err := p.disk.Copy(tuesday, 1, block.GiB, monday, fill('x', nil)); !errors.Is(err, mapped.ErrUnknown) {
+		t.Errorf("a copy that begins as what is not there: %v", err)
+	}
+	cut := errors.New("cut")
+	if err := p.disk.Copy(monday, 1, block.GiB, block.LegID{}, fill('x', cut)); !errors.Is(err, cut) || !p.disk.Label().Tree(monday.String()).GetFormatted() {
+		t.Fatalf("cut off: %v, %v", err, p.disk.Label().Trees)
+	}
+	must(t, p.disk.Update(func(l *drive.Label) error { l.Tree(monday.String()).Formatted = false; return nil }))
+	must(t, p.disk.Copy(monday, 1, block.GiB, block.LegID{}, fill('m', nil)))
+	must(t, p.disk.Copy(tuesday, 1, block.GiB, monday, fill('t', nil)))
+	n, err := p.machine.Drives.Number(p.path)
+	must(t, err)
+	for id, want := range map[block.LegID]byte{monday: 'm', tuesday: 't'} {
+		d, err := p.machine.Drives.leg(n, monday.String(), id, block.GiB)
+		must(t, err)
+		got := make([]byte, 4096)
+		must(t, block.ReadAt(d, got, 1<<20))
+		must(t, d.Close())
+		if got[0] != want || !p.disk.Label().Leg(id).GetZeroed() {
+			t.Errorf("leg %v holds %q", id, got[0])
+		}
+	}
+}
+
 // permute calls f with each order of list.
 func permute[T any](list []T, f func([]T)) {
 	if len(list) == 0 {

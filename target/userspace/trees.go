@@ -71,6 +71,8 @@ type openTree struct {
 	flattening map[block.VolumeID]*flattening // guarded by trees.mu
 
 	hungry atomic.Bool // a write has found no space
+	// copiesWait is how many copies of legs of snapshots wait for space.
+	copiesWait atomic.Int32
 	// told is what Trees said of the space last, and when.
 	told   mapped.Space
 	toldOf map[block.UUID]block.Size
@@ -98,6 +100,7 @@ type TreeSeen struct {
 	// made independent of others.
 	Layers     []mapped.Layer
 	Flattening map[block.VolumeID]Flattening
+	CopyWaits  bool   // a copy of a snapshot's leg waits for more space than is left to those who write
 	Err        string // why it has stopped
 }
 
@@ -121,6 +124,7 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
 		seen.Layers, seen.Flattening = o.Kin(), o.flatteningNow()
+		seen.CopyWaits = o.copiesWait.Load() > 0
 		if why := o.unsettled.Load(); why != nil {
 			seen.Unsettled = *why
 		}
@@ -336,6 +340,8 @@ type mappedLeg struct {
 	tree *openTree
 	name string // of the tree
 	held *held
+	// waits: a copy to it waits for space. Only that copy uses it.
+	waits bool
 }
 
 // Losses also counts when the leg was made again of a snapshot: no list of writes has that.

@@ -44,6 +44,7 @@ type TargetReport struct {
 	Snapshots     bool // it makes legs of others
 	// PlainSnapshots: it can give a plain leg a tree, and take it away again.
 	PlainSnapshots bool
+	Copies         bool // it copies legs of snapshots from other targets
 }
 
 // Refusals are the connections whose hosts had to prove their identity to a target and did not,
@@ -136,6 +137,8 @@ type LegReport struct {
 	Flat      bool
 	FlatLeft  block.Size
 	FlatWaits string
+	// Of a leg that is copied from another target: what was written to it so far. Zeroed is up to where.
+	Copied block.Size
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -207,9 +210,24 @@ type WantedLeg struct {
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
 // is, since it is frozen. With Restore the other one has begun before, and becomes that. Wait: nothing is
 // done but to record the new leg.
+//
+// With Copy the other leg, zero: none, is only what the new one begins as; the rest comes from there.
 type LegOrigin struct {
 	Leg                  block.LegID
 	Clone, Restore, Wait bool
+	Copy                 *CopySource
+}
+
+// CopySource is the leg that a copy is made of, as its target connects to it.
+type CopySource struct {
+	Portals []block.Portal
+	NQN     block.NQN
+	Host    block.Host
+	Keys    block.Keys // zero: nobody proves anything
+	NSID    uint32
+	UUID    block.UUID
+	Since   block.LegID // of the source's tree: it holds what the copy begins as; zero: zeroes
+	Rate    block.Size  // a second; 0: no limit
 }
 
 // WantedExport is one subsystem to export.
@@ -381,6 +399,8 @@ type WantedLink struct {
 	WriteThrough bool
 	CopyAll      bool
 	CopyAllSince uint64
+	CacheLost    bool // see Leg
+	AllSince     uint64
 	Reborn       uint64
 	LeaveOut     string // why the host shall leave it out; empty: it shall not
 	// Keys and Host: what to prove, and as which host to connect; zero: nothing, as itself.

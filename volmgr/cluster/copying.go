@@ -51,6 +51,7 @@ type LegRebuild struct {
 type CopyReport struct {
 	Leg                block.LegID
 	Done, Total, Speed block.Size
+	What               string // what is copied, and why; empty: not told
 }
 
 // beginRebuild records that a leg is copied to.
@@ -158,10 +159,14 @@ func (s *State) rebuildOf(v *Volume, leg block.LegID) (LegRebuild, bool) {
 // copying says how far the rebuild of a leg is, in brackets.
 func (s *State) copying(v *Volume, l *Leg) string {
 	r, _ := s.rebuildOf(v, l.ID)
-	if text := r.String(); text != "" {
-		return " (" + text + ")"
+	what := ""
+	if c, ok := s.copyReport(v, l.ID); ok {
+		what = because(c.What)
 	}
-	return s.progress(v)
+	if text := r.String(); text != "" {
+		return " (" + text + ")" + what
+	}
+	return s.progress(v) + what
 }
 
 // explainRebuilds says how fast rebuilds may be.
@@ -281,7 +286,7 @@ func (s *State) wantsCopy(v *Volume) bool {
 func (s *State) unhealable(v *Volume) string {
 	switch {
 	case v.IsSnapshot():
-		return "a copy of a snapshot is not made again"
+		return "targets copy snapshots"
 	case !v.usable():
 		return "it is " + v.unready()
 	case v.users() != "":

@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// copied c1 db1 0.1 done=1GiB total=2GiB [speed=100MiB] lets a host report on the rebuild of a leg.
+// copied c1 db1 0.1 done=1GiB total=2GiB [speed=100MiB] [what=all] lets a host report on the rebuild of a leg.
 func (s *script) copied(a args) string {
 	var column, copy int
 	fmt.Sscanf(a.word(2), "%d.%d", &column, &copy)
 	l := s.state.volumes.Get(s.state.idOf(block.VolumeName(a.word(1)))).legAt(column, copy)
-	s.hosts[a.word(0)].copies = []CopyReport{{l.ID, s.size(a.options["done"]), s.size(a.options["total"]), s.size(a.options["speed"])}}
+	s.hosts[a.word(0)].copies = []CopyReport{{l.ID, s.size(a.options["done"]), s.size(a.options["total"]), s.size(a.options["speed"]), a.options["what"]}}
 	return s.reportHost(a.word(0))
 }
 
@@ -48,7 +48,7 @@ func (s *script) rebuilds(a args) string {
 	for _, w := range s.state.WantedInitiator(v.Attachment.Node).Attachments {
 		for _, l := range w.Legs {
 			if w.Volume == v.ID && l.State == LegRebuilding {
-				fmt.Fprintf(&b, "wanted: leg %d.%d revision %d, copy all %v since %d, at %v\n", l.Column, l.Copy, l.Revision, l.CopyAll, l.CopyAllSince, w.RebuildRate)
+				fmt.Fprintf(&b, "wanted: leg %d.%d revision %d, copy all %v since %d%s, at %v\n", l.Column, l.Copy, l.Revision, l.CopyAll, l.CopyAllSince, without(l), w.RebuildRate)
 			}
 		}
 	}
@@ -99,6 +99,46 @@ func TestTheTimeLeftIsThatOfTheRecentSpeed(t *testing.T) {
 		r := LegRebuild{Began: t0}
 		if r.progress(c.report, t0.Add(c.after)); r.String() != c.want {
 			t.Errorf("%+v after %v: %q, want %q", c.report, c.after, r, c.want)
+		}
+	}
+}
+
+// without says since when all of a leg is to be copied by a host that tracks what it has not flushed.
+func without(l WantedLink) string {
+	switch {
+	case !l.CacheLost:
+		return ""
+	case l.AllSince == 0:
+		return ", or what it lost with its cache"
+	}
+	return fmt.Sprintf(", or since %d and what it lost with its cache", l.AllSince)
+}
+
+// TestALossOfItsCacheCountsBesideOtherReasonsToCopyALeg: what a stale leg lacks for another reason, all
+// of it lacks, whatever its host has tracked.
+func TestALossOfItsCacheCountsBesideOtherReasonsToCopyALeg(t *testing.T) {
+	type all struct {
+		CopyAll      bool
+		CopyAllSince uint64
+		CacheLost    bool
+		AllSince     uint64
+	}
+	for name, c := range map[string]struct {
+		leg  Leg
+		then func(*Leg)
+		want all
+	}{
+		"a leg that was in sync":              {Leg{Revision: 3}, (*Leg).copyUnflushed, all{true, 3, true, 0}},
+		"again":                               {Leg{Revision: 4, CopyAll: true, CopyAllSince: 3, CacheLost: true}, (*Leg).copyUnflushed, all{true, 4, true, 0}},
+		"a new leg":                           {Leg{Revision: 4, CopyAll: true, CopyAllSince: 1}, (*Leg).copyUnflushed, all{true, 4, true, 1}},
+		"a new leg, again":                    {Leg{Revision: 5, CopyAll: true, CopyAllSince: 4, CacheLost: true, AllSince: 1}, (*Leg).copyUnflushed, all{true, 5, true, 1}},
+		"of an older manager":                 {Leg{Revision: 4, CopyAll: true}, (*Leg).copyUnflushed, all{true, 4, false, 0}},
+		"another reason comes after the loss": {Leg{Revision: 5, CopyAll: true, CopyAllSince: 4, CacheLost: true, AllSince: 1}, (*Leg).copyAll, all{true, 5, false, 0}},
+		"in sync":                             {Leg{Revision: 5, CopyAll: true, CopyAllSince: 4, CacheLost: true, AllSince: 1}, (*Leg).good, all{}},
+	} {
+		l := c.leg
+		if c.then(&l); (all{l.CopyAll, l.CopyAllSince, l.CacheLost, l.AllSince}) != c.want {
+			t.Errorf("%s: %+v, want %+v", name, l, c.want)
 		}
 	}
 }

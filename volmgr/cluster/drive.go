@@ -371,7 +371,13 @@ func (t *tx) drivesReported(name block.NodeName, on *target) {
 func (t *tx) cachesReported(name block.NodeName, on *target, booted bool) {
 	for _, dev := range on.devices {
 		d, volatile := t.drives.peek(dev.DriveID), dev.VolatileCache
-		if d == nil || d.Node != name || d.VolatileCache == volatile || !volatile && !booted {
+		if d == nil || d.Node != name {
+			continue
+		}
+		if changed := !booted && (d.CacheChanged || d.VolatileCache != volatile); changed != d.CacheChanged {
+			t.drives.edit(d.ID).CacheChanged = changed
+		}
+		if d.VolatileCache == volatile || !volatile && !booted {
 			continue
 		}
 		d = t.drives.edit(d.ID)

@@ -225,6 +225,8 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			s.explainRetired(e, v, l)
 		case l.Suspect:
 			s.explainSuspect(e, v, l)
+		case l.Copying != nil:
+			e.Waits = append(e.Waits, fmt.Sprintf("%v to be copied: %s", l, s.copyingWaits(v, l)))
 		case l.State == LegStale:
 			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaits(v, l)))
 			switch {
@@ -245,6 +247,9 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 		s.explainColumn(e, v, c)
 		explainMissing(e, v, c)
 		waits, actions := s.replacementWaits(v, c)
+		if v.IsSnapshot() && len(staying(v.column(c), s.leaving)) < v.Layout.Group().Members && len(v.column(c)) < v.slots() {
+			waits, actions = s.lackingWaits(v, c)
+		}
 		e.Waits, e.Actions = append(e.Waits, waits...), append(e.Actions, actions...)
 	}
 }
@@ -267,6 +272,10 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 	found := len(v.column(column))
 	g := v.Layout.Group()
 	if found >= g.Members {
+		return
+	}
+	if v.IsSnapshot() {
+		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v", column, found, g))
 		return
 	}
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))

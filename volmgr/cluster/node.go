@@ -511,6 +511,7 @@ func (Tick) apply(t *tx) (view, error) {
 	}
 	t.noteAway()
 	t.noteFull()
+	t.noteCopies()
 	t.settleMaintenance()
 	t.settleSchedules()
 	t.settleRebalances()

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -59,6 +60,7 @@ type observed struct {
 	Away          map[block.DriveID]time.Time               `json:"away"`
 	Stopping      map[block.NodeName]observedStop           `json:"stopping"`
 	Asked         map[block.VolumeID]map[block.LegID]string `json:"asked"`
+	Uncopied      []observedUncopied                        `json:"uncopied,omitempty"`
 }
 
 type observedAgent struct {
@@ -98,6 +100,14 @@ type observedFence struct {
 	First time.Time   `json:"first"`
 }
 
+// observedUncopied says why a column of a snapshot is not copied.
+type observedUncopied struct {
+	Volume block.VolumeID `json:"volume"`
+	Column int            `json:"column"`
+	Why    string         `json:"why"`
+	Until  time.Time      `json:"until"`
+}
+
 type observedStop struct {
 	Since time.Time `json:"since"`
 	May   bool      `json:"may"`
@@ -123,6 +133,12 @@ func (s *State) Observed() ([]byte, error) {
 	for id, f := range s.fences {
 		o.Fences[id] = observedFence{f.epoch, f.first}
 	}
+	for c, x := range s.uncopied {
+		o.Uncopied = append(o.Uncopied, observedUncopied{c.volume, c.column, x.why, x.until})
+	}
+	slices.SortFunc(o.Uncopied, func(a, b observedUncopied) int {
+		return cmp.Or(bytes.Compare(a.Volume.UUID[:], b.Volume.UUID[:]), a.Column-b.Column)
+	})
 	for name, x := range s.stopping {
 		o.Stopping[name] = observedStop{x.since, x.may}
 	}
@@ -201,6 +217,9 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 	}
 	for leg, times := range o.Trials {
 		s.trials.Put(s.by, leg, times)
+	}
+	for _, x := range o.Uncopied {
+		s.uncopied[columnOf{x.Volume, x.Column}] = uncopied{why: x.Why, until: x.Until}
 	}
 	for name, x := range o.Stopping {
 		s.stopping[name] = stop{x.Since, x.May}

@@ -238,7 +238,11 @@ func (s *State) legReason(v *Volume, l *Leg) string {
 	case l.Suspect:
 		return fmt.Sprintf("suspect: %s; waits for %s", l.loss(), s.suspectWaitsFor(v, l))
 	case l.State == LegStale && l.member():
-		if why := s.rebuildWaitsFor(v, l); why != "" {
+		why := s.rebuildWaitsFor(v, l)
+		switch {
+		case l.Copying != nil:
+			return l.Reason + ": " + why
+		case why != "":
 			return l.Reason + "; rebuild waits for " + why
 		}
 		return l.Reason

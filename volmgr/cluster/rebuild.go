@@ -237,6 +237,9 @@ func (r *rebuild) volume(q *evidence.Inquiry) {
 		v.Snapshot = &SnapshotOf{Volume: of.Volume, Name: of.Name, Group: of.Group, Taken: time.Unix(0, of.Taken).UTC(), FSFrozen: of.FSFrozen}
 	}
 	for i := range v.Legs {
+		if found := r.legs[v.Legs[i].ID]; v.IsSnapshot() && !found.Zeroed && !q.Unborn() {
+			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was not completely copied"
+		}
 		if q.Replaced(v.Legs[i].ID) {
 			v.Legs[i].State, v.Legs[i].Reason = LegDeleting, "it was given up"
 		}
@@ -365,6 +368,8 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		if l.Reason = verdict.Why; verdict.Good {
 			l.good()
 			l.Suspect = verdict.Suspect
+		} else if r.wholeAlone(v, l, q) {
+			l.good()
 		}
 	}
 	v.Clean = v.IsSnapshot() || v.sealed() && q.Newest.Clean // nobody could write it
@@ -374,6 +379,13 @@ func (r *rebuild) judge(v *Volume, q *evidence.Inquiry) {
 		r.sayColumn(v, q, c)
 	}
 	r.say("volume %s: %v, %d of %d legs in sync, detached at epoch %d%s", v.Name, v.Size, legsIn(v.inSync()), v.Layout.Legs(), v.Epoch, q.Basis())
+}
+
+// wholeAlone reports whether a leg of a snapshot is good although the label of another one was not found: no
+// other can be newer, since a snapshot never changes.
+func (r *rebuild) wholeAlone(v *Volume, l *Leg, q *evidence.Inquiry) bool {
+	found := r.legs[l.ID]
+	return v.ofItsMoment(&found.LegLabel) && q.Unopposed(l.ID, l.Column)
 }
 
 // delete has a volume that is made from labels deleted.

@@ -171,6 +171,7 @@ func (t *tx) settleCopies(id block.VolumeID, ask map[block.LegID]string) {
 }
 
 func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]string) {
+	t.endMoves(id, column)
 	v := t.peek(id)
 	wanted, legs := v.Layout.Group().Members, v.column(column)
 	switch {
@@ -190,6 +191,19 @@ func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]str
 	case !v.replaceable():
 	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
+	}
+}
+
+// endMoves takes moves of a snapshot's legs back. MoveLeg refuses them; an earlier manager recorded them.
+func (t *tx) endMoves(id block.VolumeID, column int) {
+	v := t.peek(id)
+	if !v.IsSnapshot() {
+		return
+	}
+	for _, l := range v.column(column) {
+		if l.Leave {
+			t.volume(id).leg(l.ID).Leave = false
+		}
 	}
 }
 
@@ -233,9 +247,13 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 	switch reason := t.leaving(l); {
 	case l.Blank && reason != "": // it has nothing to lose
 		return reason, true
+	case v.IsSnapshot() && l.idle():
+		return "it holds nothing, and is not being copied", true
 	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
 		return "the leg that it was to replace is back", true
 	case t.others(v, l) < enough:
+		return "", false
+	case t.s.clonesBegin(v) != "":
 		return "", false
 	case !leaving:
 		return "the column has enough copies without it", true
@@ -243,6 +261,9 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return reason, reason != ""
 	}
 }
+
+// idle reports whether a leg of a snapshot holds nothing, and nothing is being copied to it.
+func (l *Leg) idle() bool { return l.Blank && l.State == LegStale && l.Copying == nil }
 
 // others is how many other legs of a leg's column are in sync and can be served.
 func (t *tx) others(v *Volume, l *Leg) int {
@@ -267,6 +288,9 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 		return nil
 	}
 	v := t.peek(id)
+	if v.IsSnapshot() { // a leg of one begins as another leg or is copied from one; this one would be of zeroes
+		return v.neverChanges()
+	}
 	if err := v.noSlot(column); err != nil {
 		return err
 	}
@@ -295,9 +319,14 @@ func (t *tx) addLegAt(id block.VolumeID, column int, to block.NodeName, at looku
 	return nil
 }
 
-// noSlot refuses one more leg of a column if the host of the volume has made no room for it.
+// noSlot refuses one more leg of a column if the host of the volume has made no room for it, or if legs that
+// are being freed have all places.
 func (v *Volume) noSlot(column int) error {
-	if len(v.column(column)) < v.slots() {
+	switch {
+	case v.nextPlace() == 0:
+		return refused(ReasonNotReady, v.object(), "its %d legs have all numbers until some of them are freed", len(v.Legs)).
+			hint("`weft explain volume %s` names the targets that have to free them", v.Name)
+	case len(v.column(column)) < v.slots():
 		return nil
 	}
 	return refused(ReasonAttached, v.object(), "no room for another copy of column %d on %s, which was granted the volume before it got more copies", column, v.users()).
@@ -330,6 +359,8 @@ type lookup struct {
 	carved map[block.DriveID][][]image.Extent
 	step   bool          // a step is under way
 	only   block.DriveID // the drive to use; zero: any
+	// refuses says why a drive is not to be used; empty if it may. nil: each may.
+	refuses func(*placement.Drive) string
 }
 
 func (t *tx) lookup() lookup {
@@ -439,6 +470,11 @@ func (s *State) unfit(v *Volume, column int, to block.NodeName, x *placement.Dri
 	if to != "" && x.Node != to {
 		return fmt.Sprintf("not on node %s", to)
 	}
+	if at.refuses != nil {
+		if why := at.refuses(x); why != "" {
+			return why
+		}
+	}
 	if n, d := at.node(x.Node), at.drive(x.ID); n == nil || d == nil || n.shunned() != "" || d.Leaving != "" {
 		return "it takes no new legs"
 	}
@@ -489,7 +525,8 @@ func (v *Volume) freeSlot(column int) int {
 }
 
 // nextPlace is a place that no leg of the volume has or had lately, on any node. So a command
-// that is still on its way to a leg that has left finds no namespace under its number.
+// that is still on its way to a leg that has left finds no namespace under its number. It is 0 if legs,
+// which are being freed for the most part, have all places.
 func (v *Volume) nextPlace() int {
 	taken := map[int]bool{}
 	next := v.Placed
@@ -505,7 +542,7 @@ func (v *Volume) nextPlace() int {
 			return next
 		}
 	}
-	panic(fmt.Sprintf("cluster: volume %s has no place for another leg", v.Name))
+	return 0
 }
 
 // sortLegs puts the legs in order of column and copy, those that are being freed last.
@@ -620,6 +657,9 @@ func (s *State) noPlaceFor(v *Volume, column int) (why, hint string) {
 
 // retirementWaits says what a column with a leg too many waits for.
 func (s *State) retirementWaits(v *Volume, column int) (waits []string) {
+	if c := s.clonesBegin(v); c != "" {
+		return []string{fmt.Sprintf("volume %s, which begins as it or goes back to it, to be ready before a leg is given up", c)}
+	}
 	if s.serving(v)[column].Len() > v.Layout.Group().Members {
 		return nil
 	}

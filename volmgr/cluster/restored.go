@@ -93,7 +93,7 @@ func (t *tx) restored(v *Volume) {
 		l := &v.Legs[i]
 		l.Revision += epochJump
 		l.StaleAt = 0
-		if l.Blank { // or it came into sync after the backup, or was never carved
+		if l.Blank && l.Copying == nil { // or it came into sync after the backup, or was never carved
 			l.Blank, l.Leave = false, true
 		}
 		if l.State == LegRebuilding {
@@ -213,6 +213,9 @@ func (t *tx) resume(v *Volume, id block.LegID, q *evidence.Inquiry) {
 	case verdict.Good:
 		l.good()
 		l.Suspect = verdict.Suspect || l.Suspect && !verdict.Final
+	case l.State == LegInSync && q.Unopposed(id, l.Column) && t.s.complete(v, l):
+		// The label that is missing may be of a leg of a snapshot that no record has. None can be newer: it never changes.
+		l.good()
 	case l.State == LegStale:
 		l.Reason = verdict.Why
 	default:

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
 	"weft.dev/weft/volmgr/image"
+	"weft.dev/weft/volmgr/placement"
 )
 
 // snapWorld is volumes with snapshots: targets that keep what was written to each leg and freeze it when
@@ -47,6 +48,7 @@ type snapWorld struct {
 	// flat has legs that need nothing of others, and flattened counts the volumes that became so.
 	flat      map[block.LegID]int
 	flattened int
+	copied    int // legs of snapshots
 	cloning   bool
 	slow      int           // per cent of messages that wait
 	pace      time.Duration // the most that passes between two things that happen
@@ -63,7 +65,9 @@ type snapTarget struct {
 	generation uint64
 	down       bool
 	level      block.Level
-	noTrees    bool // it does not get to make trees over plain legs
+	noTrees    bool   // it does not get to make trees over plain legs
+	copyFails  string // why it cannot copy legs of snapshots; empty: it can
+	failed     map[block.LegID]time.Time
 }
 
 type snapHost struct {
@@ -226,6 +230,10 @@ func (w *snapWorld) targetObeys(t *snapTarget, wanted TargetWanted) {
 			}
 			continue
 		}
+		if l.Origin.Copy != nil {
+			w.copies(t, l)
+			continue
+		}
 		from, freezes := l.Origin.Leg, !l.Origin.Leg.IsZero()
 		switch {
 		case t.ready[l.Leg] || l.Origin.Wait:
@@ -257,6 +265,45 @@ func (w *snapWorld) checkBase(t *snapTarget, l WantedLeg) {
 	}
 }
 
+// copies makes a leg what another one holds, if that is exported to its target and it does not take longer.
+func (w *snapWorld) copies(t *snapTarget, l WantedLeg) {
+	source := l.Origin.Copy
+	if t.ready[l.Leg] || l.Origin.Wait || w.rng.IntN(3) == 0 {
+		return
+	}
+	if t.copyFails != "" {
+		if t.failed == nil {
+			t.failed = map[block.LegID]time.Time{}
+		}
+		if t.failed[l.Leg].IsZero() {
+			t.failed[l.Leg] = w.now
+		}
+		return
+	}
+	for _, on := range w.targets {
+		for _, x := range w.s.WantedTarget(on.name).Exports {
+			if on.down || x.NQN != source.NQN || x.Host != source.Host || !x.ReadOnly || x.Namespaces[0].UUID != source.UUID {
+				continue
+			}
+			from, base := x.Namespaces[0].Leg, l.Origin.Leg
+			if !on.ready[from] || !w.frozen[from] {
+				w.t.Fatalf("leg %v is to be copied of %v, which is no snapshot on %s", l.Leg, from, on.name)
+			}
+			if !base.IsZero() {
+				if !t.ready[base] || !on.ready[source.Since] {
+					return // one was deleted meanwhile: the target finds out
+				}
+				if !w.frozen[base] || w.legs[base] != w.legs[source.Since] {
+					w.t.Fatalf("leg %v begins as %v, which is not what %v is", l.Leg, base, source.Since)
+				}
+			}
+			w.legs[l.Leg], w.frozen[l.Leg], t.ready[l.Leg] = w.legs[from], true, true
+			w.copied++
+			return
+		}
+	}
+}
+
 // goBack makes a leg what a snapshot's leg holds. If the store were lost now, the labels of all legs in
 // sync would have to say that some may have done so.
 func (w *snapWorld) goBack(t *snapTarget, l WantedLeg) {
@@ -281,7 +328,7 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		d = w.s.drives[id]
 	}
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
-	r := TargetReport{Node: t.name, BootID: "1", Level: t.level, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true}
+	r := TargetReport{Node: t.name, BootID: "1", Level: t.level, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true, Copies: t.level >= copiesLevel}
 	for id, l := range t.legs {
 		img, based := l.Image, l.Kind == image.Based && !t.noTrees
 		if img.Kind == image.Based {
@@ -298,6 +345,11 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 			}
 		}
 		r.Legs = append(r.Legs, made)
+	}
+	for id, since := range t.failed {
+		if _, there := t.legs[id]; there && !t.ready[id] {
+			r.Problems = append(r.Problems, Problem{Object: "leg " + id.String(), Doing: "copy to leg", Cause: t.copyFails, Since: since})
+		}
 	}
 	for v, e := range t.admitted {
 		r.Admissions = append(r.Admissions, Admission{v, e})
@@ -590,6 +642,9 @@ func (w *snapWorld) act() {
 			}
 		}
 	case 12:
+		if w.rng.IntN(4) == 0 {
+			w.now = w.now.Add(copiesLook)
+		}
 		w.must(Tick{})
 	case 13, 14:
 		for _, v := range w.s.volumes.All() {
@@ -692,25 +747,29 @@ func (w *snapWorld) recover(volume string) {
 // same on each leg and the same for all volumes of a group, and what was acknowledged before it was asked
 // for is in it.
 func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
-	complete, groups, returned := 0, 0, 0
+	complete, groups, returned, copied := 0, 0, 0, 0
 	for seed := range uint64(64) {
 		w := newSnapWorld(t, seed)
 		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond, time.Second}[seed%4]
 		for range 1500 {
 			w.act()
 		}
+		if seed%4 == 0 {
+			w.copyAll()
+		}
 		complete += len(w.taken)
 		returned += w.returned
+		copied += w.copied
 		for id := range w.taken {
 			if v := w.s.volumes.Get(id); v != nil && v.Snapshot.Group != "" {
 				groups++
 			}
 		}
 	}
-	if complete < 60 || groups < 10 || returned < 5 {
-		t.Errorf("%d snapshots were complete, %d of groups at the end, %d volumes went back: too few to tell anything", complete, groups, returned)
+	if complete < 60 || groups < 10 || returned < 5 || copied < 5 {
+		t.Errorf("%d snapshots were complete, %d of groups at the end, %d volumes went back, %d copies: too few to tell anything", complete, groups, returned, copied)
 	}
-	t.Logf("%d snapshots were complete, %d of groups at the end, %d volumes went back", complete, groups, returned)
+	t.Logf("%d snapshots were complete, %d of groups at the end, %d volumes went back, %d copies were made", complete, groups, returned, copied)
 }
 
 // A snapshot of a volume in use is complete as soon as all have done their part, and hosts go on then.
@@ -933,10 +992,6 @@ func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
 	}
 	snap := w.volume("db1@mon")
 	lost := snap.Legs[0]
-	var e *Error
-	if err := w.step(EvictDrive{lost.Drive}); !errors.As(err, &e) || !strings.Contains(e.Hint, "weft snapshot delete db1@mon") {
-		t.Fatalf("EvictDrive of a drive that is well = %v", err)
-	}
 	w.targets[lost.Node].down = true
 	w.must(TargetLost{Node: lost.Node, Session: 1})
 	w.must(ConfirmNodeDead{lost.Node})
@@ -947,8 +1002,329 @@ func TestASnapshotOnADriveThatIsRemoved(t *testing.T) {
 	if w.s.drives[lost.Drive] != nil {
 		t.Errorf("the drive is %+v", w.s.drives[lost.Drive])
 	}
-	if snap = w.volume("db1@mon"); snap == nil || snap.State != VolumeReady || len(snap.Legs) != 1 || !snap.Legs[0].trusted() {
-		t.Errorf("the snapshot is %+v", snap)
+	w.look(3)
+	w.bothCopies("db1@mon", lost.Drive)
+}
+
+// copyAll lets all targets and hosts go on for a while, in which snapshots are copied.
+func (w *snapWorld) copyAll() {
+	w.t.Helper()
+	for _, x := range w.targets {
+		x.down = false
+	}
+	for range 15 {
+		w.now = w.now.Add(copiesLook)
+		w.settle()
+		for _, v := range []string{"db1", "db2"} {
+			if w.volume(v).users() == "" {
+				w.refusable(w.step(Attach{Volume: v, Node: "c1"}))
+			}
+			w.recover(v)
+		}
+	}
+	w.check()
+}
+
+// A leg that was away while snapshots were taken gets copies of them, the oldest first, once it is in sync;
+// each begins as the one before it. What is lost meanwhile makes a copy begin anew.
+func TestSnapshotsAreCopiedToALegThatWasAway(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	take := func(name string) {
+		t.Helper()
+		if err := w.take(name, "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+	}
+	take("mon")
+	w.loseLeg("db1")
+	w.settle()
+	away := w.volume("db1").Legs[0]
+	if away.State == LegInSync {
+		away = w.volume("db1").Legs[1]
+	}
+	take("tue")
+	take("wed")
+	if n := len(w.volume("db1@wed").Legs); n != 1 {
+		t.Fatalf("the snapshot has %d legs, want 1", n)
+	}
+	look := func() { // at what lacks copies, without a word of the targets
+		w.now = w.now.Add(copiesLook)
+		w.must(Tick{})
+	}
+	if look(); len(w.volume("db1@tue").Legs) != 1 {
+		t.Fatal("a snapshot is copied beside a leg that is not in sync")
+	}
+	for range 5 {
+		w.recover("db1")
+		w.settle()
+	}
+	look()
+	if n, later := len(w.volume("db1@tue").Legs), len(w.volume("db1@wed").Legs); n != 2 || later != 1 {
+		t.Fatalf("%d and %d legs, want 2 and 1: the oldest comes first, alone", n, later)
+	}
+	var l *Leg
+	copying := func(name string) *Leg {
+		t.Helper()
+		v := w.volume(name)
+		for i := range v.Legs {
+			if v.Legs[i].Copying != nil {
+				return &v.Legs[i]
+			}
+		}
+		t.Fatalf("no leg of %s is being copied: %+v", name, v.Legs)
+		return nil
+	}
+	l = copying("db1@tue")
+	if mon := w.volume("db1@mon"); l.Drive != away.Drive || l.Tree != away.tree() || l.Copying.Of != mon.ID || mon.leg(l.Copying.Base).Drive != away.Drive || mon.leg(l.Copying.Since).Drive == away.Drive {
+		t.Errorf("the copy is %+v of %+v", l, l.Copying)
+	}
+	if e, err := w.s.Explain("db1@tue"); err != nil || !strings.Contains(strings.Join(e.Waits, "\n"), "to be copied: 0B copied from "+string(w.volume("db1@tue").leg(l.Copying.From).Node)+", up to") {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	w.must(DeleteVolume{Volume: "db1@mon"}) // as which it begins
+	if was := l.ID; w.volume("db1@tue").leg(was) != nil && w.volume("db1@tue").leg(was).Copying != nil {
+		w.must(Tick{})
+		if again := w.volume("db1@tue").leg(was); again != nil && again.State != LegDeleting {
+			t.Errorf("the copy is %+v, want it freed", again)
+		}
+	}
+	for range 40 {
+		w.settle()
+		look()
+	}
+	for _, name := range []string{"db1@tue", "db1@wed"} {
+		v := w.volume(name)
+		if len(v.Legs) != 2 || !v.Legs[0].trusted() || !v.Legs[1].trusted() || v.Legs[0].Copying != nil || v.Legs[1].Copying != nil || v.Legs[0].Blank || v.Legs[1].Blank {
+			t.Errorf("%s is %+v", name, v)
+		}
+	}
+	w.check()
+}
+
+// look lets the manager look for snapshots that lack copies, and everything go on then.
+func (w *snapWorld) look(times int, volumes ...string) {
+	w.t.Helper()
+	for range times {
+		w.now = w.now.Add(copiesLook)
+		w.must(Tick{})
+		for range 4 {
+			for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+				w.targetActs(w.targets[name])
+			}
+			for _, name := range slices.Sorted(maps.Keys(w.hosts)) {
+				w.hostActs(w.hosts[name])
+			}
+			for _, v := range volumes {
+				if w.volume(v) != nil {
+					w.recover(v)
+				}
+			}
+		}
+	}
+}
+
+// missed takes a snapshot of a volume while one of its legs is away, which then comes back.
+func (w *snapWorld) missed(of, name string) {
+	w.t.Helper()
+	w.loseLeg(of)
+	w.settle()
+	if err := w.take(name, of); err != nil {
+		w.t.Fatal(err)
+	}
+	w.settle()
+	taken := slices.DeleteFunc(slices.Clone(w.volume(of+"@"+name).Legs), func(l Leg) bool { return l.Copying != nil || !l.Rebuilt.IsZero() })
+	if len(taken) != 1 {
+		w.t.Fatalf("%s has legs %+v, want one", name, taken)
+	}
+	for range 5 {
+		w.recover(of)
+		w.settle()
+	}
+	if v := w.volume(of); !v.Legs[0].trusted() || !v.Legs[1].trusted() {
+		w.t.Fatalf("the volume is %+v", v)
+	}
+}
+
+// bothCopies checks that a snapshot has two legs in sync, on two nodes, none of them on a drive.
+func (w *snapWorld) bothCopies(name string, not block.DriveID) *Volume {
+	w.t.Helper()
+	v := w.volume(name)
+	if len(v.Legs) != 2 || !v.Legs[0].trusted() || !v.Legs[1].trusted() || v.Legs[0].Node == v.Legs[1].Node || v.Legs[0].Drive == not || v.Legs[1].Drive == not {
+		e, err := w.s.Explain(name)
+		w.t.Errorf("%s is explained as %+v, %v, and is %+v", name, e.Waits, err, v.Legs)
+	}
+	return v
+}
+
+// Before their level nothing is copied, which is said.
+func TestSnapshotsAreNotCopiedBeforeTheirLevel(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.s.level = copiesLevel - 1
+	w.missed("db1", "mon")
+	w.look(3)
+	v := w.volume("db1@mon")
+	if len(v.Legs) != 1 {
+		t.Errorf("it has legs %+v, want one", v.Legs)
+	}
+	if e, err := w.s.Explain("db1@mon"); err != nil || !strings.Contains(strings.Join(e.Actions, "\n"), "weft upgrade finish") {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	if err := w.step(DrainDrive{Drive: v.Legs[0].Drive}); !isReason(err, ReasonDriveInUse) {
+		t.Errorf("a drain of its drive: %v", err)
+	}
+}
+
+// A snapshot of a volume that is not thin is copied to a tree of its own, since one over the volume's leg
+// would keep that from being plain again.
+func TestASnapshotOfAPlainVolumeIsCopiedToATreeOfItsOwn(t *testing.T) {
+	w := newSnapWorldOf(t, 1, false)
+	if err := w.take("sun", "db1"); err != nil { // both legs have trees
+		t.Fatal(err)
+	}
+	w.settle()
+	w.missed("db1", "mon")
+	w.look(4)
+	v := w.bothCopies("db1@mon", block.DriveID{})
+	i := slices.IndexFunc(v.Legs, func(l Leg) bool { return !l.Rebuilt.IsZero() })
+	if i < 0 {
+		t.Fatalf("no leg was copied: %+v", v.Legs)
+	}
+	if l := v.Legs[i]; !l.Tree.IsZero() {
+		t.Errorf("the copy is in tree %v", l.Tree)
+	}
+}
+
+// A drive that is drained loses its copies of snapshots only when they have been made elsewhere: beside the
+// volume's leg or, once the volume is gone, in a tree of their own, which all its snapshots share.
+func TestADriveWithCopiesOfSnapshotsIsDrained(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	for _, name := range []string{"mon", "tue"} {
+		if err := w.take(name, "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+	}
+	drained := func(d block.DriveID) {
+		t.Helper()
+		w.must(DrainDrive{Drive: d})
+		for i := 0; i < 60 && len(w.s.usersOf(w.s.drives[d], true)) > 0; i++ {
+			w.look(1, "db1", "db2")
+			for _, name := range []string{"db1@mon", "db1@tue"} {
+				if n := w.s.serving(w.volume(name))[0].Len(); n < 2 {
+					t.Fatalf("%s has %d copies in sync on the way", name, n)
+				}
+			}
+		}
+		if left := w.s.usersOf(w.s.drives[d], true); len(left) > 0 {
+			e, err := w.s.Explain("db1@mon")
+			t.Fatalf("left on the drive: %v; %+v, %v", left, e, err)
+		}
+		w.must(DrainDrive{Drive: d, Cancel: true})
+	}
+	first := w.volume("db1").Legs[0].Drive
+	drained(first)
+	for _, name := range []string{"db1@mon", "db1@tue"} {
+		v := w.bothCopies(name, first)
+		for _, l := range v.Legs {
+			if !slices.ContainsFunc(w.volume("db1").Legs, func(o Leg) bool { return o.Drive == l.Drive && o.tree() == l.Tree }) {
+				t.Errorf("%v of %s is in tree %v, with no leg of the volume", &l, name, l.Tree)
+			}
+		}
+	}
+	w.must(Detach{Volume: "db1", Node: "c1"})
+	w.settle()
+	w.must(DeleteVolume{Volume: "db1"})
+	w.settle()
+	second := w.volume("db1@mon").Legs[0].Drive
+	drained(second)
+	mon, tue := w.bothCopies("db1@mon", second), w.bothCopies("db1@tue", second)
+	for i := range mon.Legs {
+		if mon.Legs[i].Drive == first && (!mon.Legs[i].Tree.IsZero() || tue.inTree(&mon.Legs[i]) == nil) {
+			t.Errorf("the copies are %+v and %+v, want one tree of their own", mon.Legs, tue.Legs)
+		}
+	}
+}
+
+// A copy that fails gives way to others after a while, and why is said.
+func TestACopyThatFailsIsGivenUpAndTriedAgain(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	for _, x := range w.targets {
+		x.copyFails = "read the copy's source: medium error"
+	}
+	w.missed("db1", "mon")
+	w.look(3)
+	v := w.volume("db1@mon")
+	if len(v.Legs) != 2 {
+		t.Fatalf("no copy was begun: %+v", v.Legs)
+	}
+	if e, err := w.s.Explain("db1@mon"); err != nil || !strings.Contains(strings.Join(e.Waits, "\n"), "medium error") {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	w.now = w.now.Add(copyFails)
+	w.look(3)
+	if v = w.volume("db1@mon"); len(v.Legs) != 1 {
+		t.Errorf("the copy that fails is not given up: %+v", v.Legs)
+	}
+	if e, err := w.s.Explain("db1@mon"); err != nil || !strings.Contains(strings.Join(e.Waits, "\n"), "the last attempt failed: target "+string(w.volume("db1").Legs[1].Node)) && !strings.Contains(strings.Join(e.Waits, "\n"), "the last attempt failed: target "+string(w.volume("db1").Legs[0].Node)) {
+		t.Errorf("it is explained as %+v, %v", e, err)
+	}
+	for _, x := range w.targets {
+		x.copyFails, x.failed = "", nil
+	}
+	w.now = w.now.Add(copyAgain)
+	w.look(8)
+	w.bothCopies("db1@mon", block.DriveID{})
+}
+
+// A leg of a snapshot that no record has is freed: a target has made it for a manager whose store was lost
+// then. One that is complete stays if no other can be read.
+func TestALegOfASnapshotThatNoRecordHasIsFreed(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	v := w.volume("db1@mon")
+	var spare *snapTarget
+	for name, x := range w.targets {
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == name }) {
+			spare = x
+		}
+	}
+	of := w.targets[v.Legs[0].Node].legs[v.Legs[0].ID]
+	for i, ready := range []bool{false, true} {
+		stray := of
+		stray.Leg, stray.Tree, stray.Remove = block.LegID{UUID: block.UUID{9, byte(i)}}, block.UUID{9, byte(i)}, false
+		spare.legs[stray.Leg], spare.ready[stray.Leg], w.frozen[stray.Leg] = stray, ready, true
+		w.targetActs(spare)
+		if ready {
+			for _, l := range w.volume("db1@mon").Legs {
+				w.targets[l.Node].down = true
+				w.must(TargetLost{Session: 1, Node: l.Node})
+			}
+			w.look(2)
+			if _, there := spare.legs[stray.Leg]; !there {
+				t.Error("a complete leg is freed although no other can be read")
+			}
+			for _, x := range w.targets {
+				x.down = false
+			}
+			w.settle()
+		}
+		w.look(3)
+		if _, there := spare.legs[stray.Leg]; there || len(w.volume("db1@mon").Legs) != 2 {
+			t.Errorf("ready %v: there %v, legs %+v", ready, there, w.volume("db1@mon").Legs)
+		}
+	}
+}
+
+// A target is never told to make a leg that is to be copied of nothing, and nothing is copied by targets or
+// from targets that cannot.
+func TestWhatIsCopiedNeverBeginsAsNothing(t *testing.T) {
+	v := &Volume{State: VolumeReady, Snapshot: &SnapshotOf{}, Legs: []Leg{{ID: block.LegID{UUID: block.UUID{1}}, State: LegStale, Blank: true, Copying: &LegCopy{From: block.LegID{UUID: block.UUID{2}}}}}}
+	if o := empty().originOf(v, &v.Legs[0]); !o.Wait || o.Copy == nil {
+		t.Errorf("without its source the origin is %+v, want one to wait for", o)
 	}
 }
 
@@ -1358,5 +1734,28 @@ func TestALegThatGoesBackIsNotSaidToBeZeroed(t *testing.T) {
 		if strings.Contains(why, "zeroed") {
 			t.Errorf("it waits for %q", why)
 		}
+	}
+}
+
+// A snapshot is not copied to a node that has its other copy, also if its volume has a leg there.
+func TestASnapshotIsNotCopiedBesideItsOtherCopy(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.missed("db1", "mon")
+	v := w.volume("db1@mon").clone()
+	v.Legs = slices.DeleteFunc(v.Legs, func(l Leg) bool { return l.Copying != nil || !l.Rebuilt.IsZero() })
+	o := w.volume("db1")
+	other := o.Legs[slices.IndexFunc(o.Legs, func(l Leg) bool { return l.Node != v.Legs[0].Node })]
+	tx := newTx(w.s, w.now)
+	if !tx.takesCopy(v, &other) {
+		t.Fatalf("%v takes no copy", &other)
+	}
+	v.Legs[0].Drive, v.Legs[0].Node = block.DriveID{UUID: block.UUID{7}}, other.Node // another drive of that node
+	w.s.drives[v.Legs[0].Drive] = &Drive{ID: v.Legs[0].Drive, Node: other.Node, State: DriveReady}
+	if tx.takesCopy(v, &other) {
+		t.Error("both copies are on one node")
+	}
+	elsewhere := placement.Drive{ID: other.Drive, Node: other.Node, Domain: "a rack of its own"}
+	if why := w.s.besides(v, 0, &elsewhere, w.s.lookup()); !strings.Contains(why, "its node holds") {
+		t.Errorf("beside a copy on the same node: %q", why)
 	}
 }

@@ -43,8 +43,8 @@ func (t *tx) needsLevel(least block.Level, what string) error {
 // hundredth of its own, at least one and if it is not small four.
 func reserveFor(d *Drive) uint32 { return max(d.Extents/100, min(4, d.Extents/16), 1) }
 
-// flatReserve is how many extents of reserve a drive has at least on which something is being flattened: its
-// target leaves the last one to hosts. A drive with less than smallDrive keeps what it has.
+// flatReserve is how many extents of reserve a drive has at least on which something is being flattened, or
+// to which a leg of a snapshot is being copied: its target leaves the last one to hosts. A drive with less than smallDrive keeps what it has.
 func (t *tx) flatReserve(d *Drive) uint32 {
 	if d.Extents < smallDrive || reserveFor(d) > 1 {
 		return 0
@@ -52,7 +52,8 @@ func (t *tx) flatReserve(d *Drive) uint32 {
 	for id := range t.s.onNode.Get(d.Node).Keys() {
 		v := t.peek(id)
 		for i := 0; v != nil && i < len(v.Legs); i++ {
-			if flatten, wait := t.s.wantedFlat(v, &v.Legs[i]); flatten && !wait && v.Legs[i].Drive == d.ID {
+			l := &v.Legs[i]
+			if flatten, wait := t.s.wantedFlat(v, l); l.Drive == d.ID && (flatten && !wait || l.Copying != nil) {
 				return 2
 			}
 		}
@@ -89,7 +90,9 @@ func (l *Leg) tree() (id block.UUID) {
 }
 
 // takesSpace reports whether a leg takes space from the reserve of its drive as it is written.
-func (v *Volume) takesSpace(l *Leg) bool { return (l.mapped() || l.Based) && !v.IsSnapshot() }
+func (v *Volume) takesSpace(l *Leg) bool {
+	return (l.mapped() || l.Based) && (!v.IsSnapshot() || l.Copying != nil)
+}
 
 // spaceTaken is the extents of a drive that are granted to trees, or are being taken back.
 func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }

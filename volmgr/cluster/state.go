@@ -152,6 +152,7 @@ type clock struct {
 	lookedAway     time.Time // when noteAway last looked at volumes
 	lookedAtScrubs time.Time // when settleSchedules last did
 	lookedAtSpace  time.Time // when noteFull last did
+	lookedAtCopies time.Time // when noteCopies last did
 
 	lookedRebalance time.Time // when settleRebalances last did
 	lookedHealing   time.Time // when beginHealings last did
@@ -195,6 +196,7 @@ type derived struct {
 	allSnapshots int                      // of all volumes
 	fullLegs     map[block.LegID]bool     // of which an event says that their writes wait for space
 	unsettled    map[block.VolumeID]bool  // volumes that time or a report may change
+	fewer        map[block.VolumeID]bool  // snapshots with fewer legs than they are to have
 	touched      map[block.DriveID]uint64 // when legs were last placed there or removed, as a count
 	removed      map[block.DriveID]uint64 // the same, only of removed or moved ones
 	touches      uint64
@@ -210,9 +212,10 @@ type reported struct {
 	foreignAgents map[agentKey]foreignAgent
 	fences        map[block.VolumeID]fence
 	wellness
-	trials  backoff.Trials
-	away    map[block.DriveID]time.Time // since when drives cannot be used
-	crowded map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	trials   backoff.Trials
+	away     map[block.DriveID]time.Time // since when drives cannot be used
+	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
+	uncopied map[columnOf]uncopied       // columns of snapshots that could not be copied
 	// healings are of detached volumes that lack a copy; see copying.go.
 	healings cow.Map[block.VolumeID, healing]
 	stopping map[block.NodeName]stop // targets that say that they stop; see upkeep.go
@@ -268,9 +271,9 @@ func empty() *State {
 			onDrive:   map[block.DriveID]map[block.LegID][]image.Extent{},
 			fullLegs:  map[block.LegID]bool{},
 			extents:   map[block.DriveID][]image.Extent{},
-			unsettled: map[block.VolumeID]bool{},
-			touched:   map[block.DriveID]uint64{},
-			removed:   map[block.DriveID]uint64{},
+			unsettled: map[block.VolumeID]bool{}, fewer: map[block.VolumeID]bool{},
+			touched: map[block.DriveID]uint64{},
+			removed: map[block.DriveID]uint64{},
 		},
 		reported: reported{
 			targets:       map[block.NodeName]*target{},
@@ -280,6 +283,7 @@ func empty() *State {
 			wellness:      newWellness(),
 			away:          map[block.DriveID]time.Time{},
 			crowded:       map[block.VolumeID]bool{},
+			uncopied:      map[columnOf]uncopied{},
 			stopping:      map[block.NodeName]stop{},
 			asked:         map[block.VolumeID]map[block.LegID]string{},
 			answered:      map[block.VolumeID]map[block.NodeName]answered{},
@@ -499,7 +503,7 @@ func (s *State) Fork() *State {
 	f.tokens, f.authorities, f.holders = s.still.tokens, s.still.authorities, s.still.holders
 	f.reported = s.reported.visible()
 	// Only steps use these, and they change in place.
-	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil
+	f.onDrive, f.extents, f.touched, f.removed, f.unsettled, f.fewer, f.fields, f.still, f.crowded = nil, nil, nil, nil, nil, nil, nil, nil, nil
 	f.fullLegs = nil
 	f.wellness = wellness{}
 	return &f
@@ -529,7 +533,7 @@ func (s *State) Copy() *State {
 		c.extents[drive] = slices.Clone(extents)
 	}
 	c.fullLegs = maps.Clone(s.fullLegs)
-	c.unsettled, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.touched), maps.Clone(s.removed)
+	c.unsettled, c.fewer, c.touched, c.removed = maps.Clone(s.unsettled), maps.Clone(s.fewer), maps.Clone(s.touched), maps.Clone(s.removed)
 	c.reported = s.reported.visible()
 	c.answered, c.overSince = cloneEach(s.answered), maps.Clone(s.overSince)
 	for node, on := range c.targets {
@@ -537,7 +541,7 @@ func (s *State) Copy() *State {
 		own.compared, own.relabelled = maps.Clone(on.compared), maps.Clone(on.relabelled)
 		c.targets[node] = &own
 	}
-	c.wellness, c.away, c.crowded = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded)
+	c.wellness, c.away, c.crowded, c.uncopied = s.wellness.clone(), maps.Clone(s.away), maps.Clone(s.crowded), maps.Clone(s.uncopied)
 	return &c
 }
 
@@ -545,7 +549,7 @@ func (s *State) Copy() *State {
 func (r reported) visible() reported {
 	r.targets, r.initiators = maps.Clone(r.targets), maps.Clone(r.initiators)
 	r.foreignAgents, r.fences = maps.Clone(r.foreignAgents), maps.Clone(r.fences)
-	r.stopping, r.asked = maps.Clone(r.stopping), maps.Clone(r.asked)
+	r.stopping, r.asked, r.uncopied = maps.Clone(r.stopping), maps.Clone(r.asked), maps.Clone(r.uncopied)
 	r.answered, r.overSince = nil, nil
 	return r
 }

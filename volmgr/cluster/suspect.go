@@ -42,7 +42,7 @@ func (l *Leg) loss() string { return cmp.Or(l.Loss, rebootLoss) }
 // suspectLeg makes a leg suspect. settleSuspects judges it later.
 func (t *tx) suspectLeg(v *Volume, id block.LegID) {
 	l := v.leg(id)
-	l.Suspect, l.SuspectAt = true, t.gen
+	l.Suspect, l.SuspectAt, l.CacheLost = true, t.gen, t.flushes(l.Drive)
 	v.Generation++
 	t.volumeEvent(v, event.Warning, event.LegSuspect, fmt.Sprintf("%v: %s; no other copy has reported since", l, l.loss()),
 		"leg", id.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch))
@@ -129,9 +129,9 @@ func (t *tx) believe(id block.VolumeID, column int) {
 			t.evict(v, l.ID, l.loss()+", like all copies")
 			continue
 		}
-		l.Suspect = false
+		l.Suspect, l.CacheLost = false, false
 	}
-	kept.Suspect = false
+	kept.Suspect, kept.CacheLost = false, false
 	v.Generation++
 	t.volumeEvent(v, event.Warning, event.LegBelieved, fmt.Sprintf("%v: %s, and no copy is better", kept, kept.loss()),
 		"leg", kept.ID.String(), "node", string(kept.Node), "epoch", fmt.Sprint(v.Epoch))

@@ -234,6 +234,7 @@ type RebuiltLeg struct {
 	Leg      block.LegID
 	Revision uint64
 	Copied   block.Size
+	What     string // what was copied, and why; empty: not told
 }
 
 func (in RecordInSync) apply(t *tx) (view, error) {
@@ -258,7 +259,7 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 		l.Rebuilt = t.now.UTC()
 		t.s.trials.Rebuilt(t.s.by, l.ID, t.now)
 		v.Generation++
-		seq = t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: %s copied", l, r.Copied.Short()),
+		seq = t.volumeEvent(v, event.Info, event.LegInSync, fmt.Sprintf("%v: %s copied%s", l, r.Copied.Short(), because(r.What)),
 			"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch), "bytes_copied", fmt.Sprint(uint64(r.Copied)))
 	}
 	return recorded(t, seq), nil
@@ -266,11 +267,28 @@ func (in RecordInSync) apply(t *tx) (view, error) {
 
 // good makes a leg in sync and clears what described it as stale.
 func (l *Leg) good() {
-	l.State, l.Reason, l.StaleSince, l.StaleAt, l.CopyAll, l.CopyAllSince, l.Blank = LegInSync, "", time.Time{}, 0, false, 0, false
+	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Blank = LegInSync, "", time.Time{}, 0, false
+	l.CopyAll, l.CopyAllSince, l.CacheLost, l.AllSince = false, 0, false, 0
+	l.Copying = nil
 }
 
 // copyAll notes that what a stale leg misses is not known from now on.
-func (l *Leg) copyAll() { l.CopyAll, l.CopyAllSince = true, l.Revision }
+func (l *Leg) copyAll() {
+	l.CopyAll, l.CopyAllSince, l.CacheLost, l.AllSince = true, l.Revision, false, 0
+}
+
+// copyUnflushed notes that a stale leg may have lost what only its drive's cache held. Its target exports
+// it only under a later revision than any before the loss, so nothing that a host has written or
+// flushed before can be answered after it.
+func (l *Leg) copyUnflushed() {
+	switch known := l.CopyAllSince > 0; {
+	case !l.CopyAll:
+		l.CacheLost = true
+	case !l.CacheLost && known:
+		l.CacheLost, l.AllSince = true, l.CopyAllSince
+	}
+	l.CopyAll, l.CopyAllSince = true, l.Revision
+}
 
 // rebuilt checks one leg of RecordInSync. A leg that is in sync already at this revision is
 // accepted, so a request may be repeated.
@@ -303,7 +321,11 @@ func (t *tx) stale(v *Volume, id block.LegID, kind, reason string, attributes ..
 	suspect := l.Suspect
 	l.State, l.Reason, l.StaleSince, l.StaleAt, l.Suspect = LegStale, reason, t.now.UTC(), t.gen, false
 	l.Revision++
-	if suspect { // no host's log lists what it lost
+	switch {
+	case !suspect:
+	case l.CacheLost:
+		l.copyUnflushed()
+	default:
 		l.copyAll()
 	}
 	t.s.trials.Lost(t.s.by, l.ID, t.now)
@@ -423,7 +445,7 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 	legs := slices.Clone(v.Legs) // first those of which only changes are copied
 	slices.SortStableFunc(legs, func(a, b Leg) int { return cmp.Compare(rank(a.Blank), rank(b.Blank)) })
 	for _, l := range legs {
-		if l.State != LegStale || !l.member() || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
+		if l.State != LegStale || !l.member() || l.Copying != nil || busy[l.Column] || t.s.rebuildWaitsFor(v, &l) != "" {
 			continue
 		}
 		busy[l.Column] = true
@@ -444,6 +466,12 @@ func rank(last bool) int {
 
 // rebuildWaitsFor says why a stale leg is not being rebuilt; empty if it may be.
 func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
+	switch {
+	case l.Copying != nil:
+		return s.copyingWaits(v, l)
+	case v.IsSnapshot():
+		return s.uncopiedWaits(v, l)
+	}
 	why := cmp.Or(s.noCopier(v), s.notCopied(v, l))
 	switch unhealed := s.unhealed(l); {
 	case unhealed == "" || v.users() != "":
@@ -602,13 +630,23 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 		v := t.volume(id)
 		t.lostCache(v, v.leg(l.ID))
 	}
-	// A host's log of what a stale leg misses no longer lists all of it.
 	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
 		if l.Draining != 0 { // its host would read what it lost
 			t.endDraining(id, l.ID)
 		}
-		t.volume(id).leg(l.ID).copyAll()
+		if l := t.volume(id).leg(l.ID); t.flushes(l.Drive) {
+			l.copyUnflushed()
+		} else {
+			l.copyAll()
+		}
 	}
+}
+
+// flushes reports whether each flush of a drive has made durable what was written before, since its target
+// booted; until cachesReported has seen a boot, it speaks of the time before that.
+func (t *tx) flushes(id block.DriveID) bool {
+	d := t.drives.peek(id)
+	return d != nil && !d.CacheChanged
 }
 
 func (t *tx) volatileCache(id block.DriveID) bool {

@@ -223,6 +223,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 	ask := t.settleLeftOut(id)
 	t.settleCopies(id, ask)
 	t.settleAsked(id, ask)
+	t.settleCopying(id)
 	t.settleScrub(id)
 	t.settleHeals(id)
 	t.settleHealing(id)
@@ -243,6 +244,7 @@ func (t *tx) commit() Outcome {
 		records = append(records, t.volumes.commit(id, volumeKey(id)))
 		if v == nil {
 			delete(s.fences, id)
+			maps.DeleteFunc(s.uncopied, func(c columnOf, _ uncopied) bool { return c.volume == id })
 			delete(s.asked, id)
 			delete(s.answered, id)
 			for i := 0; old != nil && i < len(old.Legs); i++ {

@@ -93,22 +93,25 @@ const (
 
 // Drive is a device that was added to the cluster.
 type Drive struct {
-	ID            block.DriveID     `json:"id"`
-	Node          block.NodeName    `json:"node"`
-	Device        string            `json:"device"`
-	Model         string            `json:"model,omitempty"`
-	Serial        string            `json:"serial,omitempty"`
-	WWID          string            `json:"wwid,omitempty"`
-	Size          block.Size        `json:"size"`
-	BlockSize     uint32            `json:"block_size,omitempty"`
-	NUMANode      int32             `json:"numa_node"`
-	VolatileCache bool              `json:"volatile_cache,omitempty"`
-	Labels        map[string]string `json:"labels,omitempty"`
-	ForceErase    string            `json:"force_erase,omitempty"`
-	State         DriveState        `json:"state"`
-	Reason        string            `json:"reason,omitempty"`
-	Extents       uint32            `json:"extents,omitempty"` // 0 until its label was reported
-	RemovedAt     uint64            `json:"removed_at,omitempty"`
+	ID            block.DriveID  `json:"id"`
+	Node          block.NodeName `json:"node"`
+	Device        string         `json:"device"`
+	Model         string         `json:"model,omitempty"`
+	Serial        string         `json:"serial,omitempty"`
+	WWID          string         `json:"wwid,omitempty"`
+	Size          block.Size     `json:"size"`
+	BlockSize     uint32         `json:"block_size,omitempty"`
+	NUMANode      int32          `json:"numa_node"`
+	VolatileCache bool           `json:"volatile_cache,omitempty"`
+	// CacheChanged: its cache has come or gone since its target booted. Meanwhile flushes may have been left
+	// out, or have done nothing.
+	CacheChanged bool              `json:"cache_changed,omitempty"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	ForceErase   string            `json:"force_erase,omitempty"`
+	State        DriveState        `json:"state"`
+	Reason       string            `json:"reason,omitempty"`
+	Extents      uint32            `json:"extents,omitempty"` // 0 until its label was reported
+	RemovedAt    uint64            `json:"removed_at,omitempty"`
 	// Incarnation is the one that its target last reported. When it changes, data that
 	// only the drive's cache held may be lost.
 	Incarnation string `json:"incarnation,omitempty"`
@@ -219,6 +222,14 @@ type Leg struct {
 	// the leg at that revision or a later one, and knows what it misses since, need not begin
 	// anew. 0: not known.
 	CopyAllSince uint64 `json:"copy_all_since,omitempty"`
+	// CacheLost: since revision AllSince, CopyAll holds only because the leg may have lost what its
+	// drive's cache held; AllSince 0: since it was last in sync. A host that has tracked what it wrote
+	// and did not flush copies no more than that and what the leg missed. Managers of earlier versions
+	// drop both fields, and so have all of it copied.
+	//
+	// Of a suspect leg: that is what it will be once it is stale.
+	CacheLost bool   `json:"cache_lost,omitempty"`
+	AllSince  uint64 `json:"all_since,omitempty"`
 	// Suspect: the leg is in sync by record, but its target rebooted and may have
 	// lost writes that only a cache held; see suspect.go.
 	Suspect bool `json:"suspect,omitempty"`
@@ -253,6 +264,8 @@ type Leg struct {
 	// Origin is the leg as which this one begins, until it is in the tree, or the one that it is made
 	// again of; see snapshot.go.
 	Origin block.LegID `json:"origin,omitzero"`
+	// Copying is of what a leg of a snapshot is being copied; nil: it is not. It is never changed in place.
+	Copying *LegCopy `json:"copying,omitempty"`
 	// Leave: an operator asked to move the leg.
 	Leave bool `json:"leave,omitempty"`
 	// Rebalanced: it leaves because its drive is among the fullest of its pool.

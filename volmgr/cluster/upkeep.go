@@ -513,6 +513,10 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 	if !v.usable() {
 		return nil, refused(ReasonNotReady, v.object(), "%s", v.unready())
 	}
+	if v.IsSnapshot() {
+		return nil, refused(ReasonNotReady, v.object(), "a target copies legs of snapshots to another drive only when they have to leave theirs").
+			hint("`weft drive drain DRIVE` empties a drive, snapshots included")
+	}
 	if in.To != "" && t.s.nodes[in.To] == nil {
 		return nil, notFound(nodeObject(in.To))
 	}

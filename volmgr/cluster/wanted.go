@@ -61,6 +61,7 @@ func (s *State) WantedTargetOf(node block.NodeName, volumes []block.VolumeID) Ta
 				w.Exports = append(w.Exports, x)
 			}
 		}
+		w.Exports = append(w.Exports, s.copyExports(v, node)...)
 		w.Discovered = append(w.Discovered, s.discovered(v)...)
 	}
 	return w
@@ -81,7 +82,7 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 		Flatten: flatten, FlattenWait: wait,
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
 		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.overBase(&l)) == 0,
-		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: v.origin(&l),
+		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: s.originOf(v, &l),
 	}
 }
 
@@ -276,7 +277,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		link := WantedLink{
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
 			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
-			Reborn: l.Reborn,
+			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
 		}
 		if n := s.nodes[l.Node]; n != nil {
 			link.Portals = n.Portals

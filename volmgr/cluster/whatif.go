@@ -105,13 +105,17 @@ func (s *State) rehearse() *State {
 	}
 	r.targets, r.initiators = maps.Clone(s.targets), maps.Clone(s.initiators)
 	r.foreignAgents, r.fences, r.away = maps.Clone(s.foreignAgents), maps.Clone(s.fences), maps.Clone(s.away)
+	r.uncopied = maps.Clone(s.uncopied)
 	r.events = event.NewLog(nil, s.events.Next(), s.events.Next())
 	fresh := empty()
 	r.onDrive, r.extents, r.touched, r.removed = fresh.onDrive, fresh.extents, fresh.touched, fresh.removed
-	r.unsettled, r.wellness, r.crowded = fresh.unsettled, fresh.wellness, fresh.crowded
+	r.unsettled, r.fewer, r.wellness, r.crowded = fresh.unsettled, fresh.fewer, fresh.wellness, fresh.crowded
 	for id, v := range r.volumes.All() {
 		if v.unsettled() {
 			r.unsettled[id] = true
+		}
+		if v.fewer() {
+			r.fewer[id] = true
 		}
 		for _, l := range v.Legs {
 			put(r.onDrive, l.Drive, l.ID, l.Extents)

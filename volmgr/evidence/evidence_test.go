@@ -121,3 +121,45 @@ func TestALegThatGoesBackKeepsItsExtents(t *testing.T) {
 		}
 	}
 }
+
+// A leg has nothing against it but a missing label only if one is missing, and if the newest label names the leg.
+func TestALegWithAMissingPeerIsUnopposed(t *testing.T) {
+	layout := block.Layout{Stripes: 1, Copies: 2}
+	all := mirror(quiet)
+	all.Expect(layout)
+	if all.Unopposed(leg(0), 0) {
+		t.Error("no label is missing")
+	}
+	for _, listed := range []bool{true, false} {
+		q, from := New(nil), mirror(quiet)
+		f := from.Legs[leg(0)]
+		if !listed {
+			f.Volume.InSync, f.Volume.Others, f.Volume.ListsAll = []block.LegID{leg(1)}, []block.LegID{leg(0)}, true
+		}
+		q.Add(f)
+		q.Expect(layout)
+		if q.Unopposed(leg(0), 0) != listed {
+			t.Errorf("the newest label lists it as in sync: %v", listed)
+		}
+	}
+}
+
+// A snapshot is called clean from its beginning, so that does not end a suspicion. A volume that is clean was
+// flushed after all that its host wrote.
+func TestASnapshotThatIsCleanMayHaveSuspects(t *testing.T) {
+	for _, snapshot := range []bool{true, false} {
+		q := mirror(quiet, func(f *Found) {
+			f.Volume.Clean, f.Volume.InSync, f.Volume.Suspect = true, []block.LegID{leg(0)}, []block.LegID{leg(1)}
+			if snapshot {
+				f.Volume.Snapshot.Volume = block.VolumeID{UUID: block.UUID{8}}
+			}
+		})
+		q.Expect(block.Layout{Stripes: 1, Copies: 2})
+		if v := q.Judge(leg(1), 0); !v.Good || v.Suspect != snapshot {
+			t.Errorf("of a snapshot %v: %+v", snapshot, v)
+		}
+		if v := q.Judge(leg(0), 0); !v.Good || v.Suspect {
+			t.Errorf("of a snapshot %v, in sync: %+v", snapshot, v)
+		}
+	}
+}

@@ -132,6 +132,12 @@ func (q *Inquiry) Replaced(leg block.LegID) bool { return !q.Newest.Has(leg) }
 // Absent reports whether the label of a leg of a column was not found.
 func (q *Inquiry) Absent(column int) bool { return q.absent[column] }
 
+// Unopposed reports whether nothing speaks against a leg but that the label of another leg of its column was
+// not found: the newest label lists it as in sync.
+func (q *Inquiry) Unopposed(leg block.LegID, column int) bool {
+	return q.absent[column] && slices.Contains(q.Newest.InSync, leg)
+}
+
 // Unborn reports whether the volume was never ready. It also asks for a generation that was
 // never raised, since a ready volume may lack legs in sync until an operator promotes one.
 func (q *Inquiry) Unborn() bool { return q.Newest.Generation <= 1 && len(q.Newest.InSync) == 0 }
@@ -172,6 +178,9 @@ func (q *Inquiry) lastNote() *hostNote {
 	}
 	return found
 }
+
+// snapshot reports whether the volume is a snapshot.
+func (q *Inquiry) snapshot() bool { return !q.Newest.Snapshot.Volume.IsZero() }
 
 // alone reports whether each column is a single leg, so that no copy can differ from it.
 func (q *Inquiry) alone() bool { return q.layout.Group().Members == 1 }

@@ -39,8 +39,8 @@ func (q *Inquiry) Judge(leg block.LegID, column int) Verdict {
 	} else if !q.Newest.inSync(leg) {
 		return Verdict{Why: "the newest label does not list it as in sync"}
 	}
-	clean := q.quiet() && q.Newest.Clean
 	suspected := slices.Contains(q.Newest.Suspect, leg)
+	clean := q.quiet() && q.Newest.Clean && !(suspected && q.snapshot()) // a snapshot is always called clean
 	doubtful := l.Cut || !slices.Contains(l.Volume.InSync, leg)
 	return Verdict{Good: true, Suspect: !q.alone() && !clean && (suspected || doubtful && l.Volatile), Final: clean || l.Incarnation != ""}
 }

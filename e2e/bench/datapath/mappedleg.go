@@ -70,9 +70,16 @@ func (t *tree) close() {
 	t.Close()
 }
 
-// mappedLeg is a leg in a state, on a new file.
+// treeUsed is how much of the drive first writes and what is there before them use at most.
+const treeUsed = treeFirst + 3*256*block.MiB
+
+// mappedLeg is a leg in a state, on a new file. Its blocks are all there, as those of a drive are and
+// those of the plain file: else first writes would also measure how the file system takes memory.
 func mappedLeg(file string, s state) (*tree, error) {
 	d, err := newFile(file, treeSize)
+	if err == nil {
+		err = fill(plainDevice{d}, int64(treeUsed))
+	}
 	if err != nil {
 		return nil, err
 	}

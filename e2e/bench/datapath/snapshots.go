@@ -88,7 +88,10 @@ type shape struct {
 func shapes(span int64) (all []shape) {
 	add := func(name string, s state, j job) {
 		for _, depth := range []int{1, 32} {
-			j.Size, j.Span, j.Depth, j.Random = 4096, span, depth, true
+			j.Span, j.Depth, j.Random = span, depth, true
+			if j.Size == 0 {
+				j.Size = 4096
+			}
 			all = append(all, shape{fmt.Sprintf("%s, depth %d", name, depth), s, j})
 		}
 	}
@@ -100,6 +103,7 @@ func shapes(span int64) (all []shape) {
 	add("first write, FUA", empty, job{Write: true, Stride: place, FUA: true})
 	add("first write after a snapshot", frozen, job{Write: true, Stride: place})
 	add("first write after a snapshot, FUA", frozen, job{Write: true, Stride: place, FUA: true})
+	add("16k first write after a snapshot", frozen, job{Write: true, Stride: place, Size: grain})
 	return all
 }
 

@@ -50,7 +50,7 @@ type queue struct {
 	full      bool // the token is the writer's: the socket was full
 	closed    bool
 	err       error     // why the queue closed
-	quiet     sync.Cond // signaled when the token is returned, or becomes the writer's
+	quiet     sync.Cond // signaled when no goroutine is sending, or full is set
 
 	// Of the holder of the token: what is in nvmetcp.Writer, its requests, and the R2Ts it
 	// is answering.

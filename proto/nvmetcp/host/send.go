@@ -45,11 +45,7 @@ func (q *queue) send() {
 		}
 		done, err := q.sock.Send(&q.pieces, false)
 		if err == nil && !done {
-			q.mu.Lock()
-			q.full = true
-			q.quiet.Broadcast() // the writer may have ended
-			q.mu.Unlock()
-			q.kick()
+			q.handOver()
 			return
 		}
 		if !q.sent(err) {
@@ -96,6 +92,16 @@ func (q *queue) takeOver() (mine, more bool) {
 	}
 	q.sending = true
 	return true, false
+}
+
+// handOver gives the token to the writer, with a rest that the socket did not take. If the writer has
+// ended meanwhile, awaitSender takes it.
+func (q *queue) handOver() {
+	q.mu.Lock()
+	q.full = true
+	q.quiet.Broadcast()
+	q.mu.Unlock()
+	q.kick()
 }
 
 // giveBack returns the token, and reports whether there is more to send.
