@@ -717,19 +717,17 @@ func (c *cluster) expand(ctx context.Context) error {
 	return err
 }
 
-// explain returns what an operator would be told.
-func (c *cluster) explain() string {
+// explain returns what an operator would be told of the first volume, and of those that are not well.
+func (c *cluster) explain() (text string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	text := ""
-	e, err := c.operator.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: volumeName})
+	all, err := c.operator.ListVolumes(ctx, &pb.ListVolumesRequest{})
 	if err != nil {
-		text = fmt.Sprintf("explain: %v\n", err)
+		text = fmt.Sprintf("volumes: %v\n", err)
 	}
-	text += e.GetSummary() + "\n"
-	for title, lines := range map[string][]string{"because": e.GetFacts(), "waiting for": e.GetWaits(), "you can": e.GetActions()} {
-		for _, line := range lines {
-			text += fmt.Sprintf("  %s: %s\n", title, line)
+	for _, v := range all.GetVolumes() {
+		if v.GetName() == volumeName || v.GetHealth() != pb.Health_HEALTH_HEALTHY {
+			text += c.explainVolume(ctx, v.GetName())
 		}
 	}
 	drives, err := c.operator.ListDrives(ctx, &pb.ListDrivesRequest{})
@@ -738,6 +736,20 @@ func (c *cluster) explain() string {
 	}
 	for _, d := range drives.GetDrives() {
 		text += fmt.Sprintf("  drive of %s: %v %s\n", d.GetNode(), d.GetState(), d.GetReason())
+	}
+	return text
+}
+
+func (c *cluster) explainVolume(ctx context.Context, name string) (text string) {
+	e, err := c.operator.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: name})
+	if err != nil {
+		text = fmt.Sprintf("explain %s: %v\n", name, err)
+	}
+	text += e.GetSummary() + "\n"
+	for title, lines := range map[string][]string{"because": e.GetFacts(), "waiting for": e.GetWaits(), "you can": e.GetActions()} {
+		for _, line := range lines {
+			text += fmt.Sprintf("  %s: %s\n", title, line)
+		}
 	}
 	return text
 }
