@@ -630,15 +630,20 @@ func (t *tx) lossOf(id block.VolumeID, l Leg, why string) {
 		v := t.volume(id)
 		t.lostCache(v, v.leg(l.ID))
 	}
-	if v := t.peek(id); v.leg(l.ID).State == LegStale && t.volatileCache(l.Drive) {
-		if l.Draining != 0 { // its host would read what it lost
-			t.endDraining(id, l.ID)
-		}
-		if l := t.volume(id).leg(l.ID); t.flushes(l.Drive) {
-			l.copyUnflushed()
-		} else {
-			l.copyAll()
-		}
+	if t.peek(id).leg(l.ID).State == LegStale && lossy {
+		t.copiesUnflushed(id, l)
+	}
+}
+
+// copiesUnflushed has a stale leg copied by what its drive's cache may have lost.
+func (t *tx) copiesUnflushed(id block.VolumeID, l Leg) {
+	if l.Draining != 0 { // its host would read what it lost
+		t.endDraining(id, l.ID)
+	}
+	if l := t.volume(id).leg(l.ID); t.flushes(l.Drive) {
+		l.copyUnflushed()
+	} else {
+		l.copyAll()
 	}
 }
 
