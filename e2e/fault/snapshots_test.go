@@ -88,10 +88,11 @@ const (
 	second       = "db2" // a second volume, which is there all the time
 )
 
-// roomForSnapshots gives a cluster drives of seven extents.
+// roomForSnapshots gives a cluster drives of ten extents. With seven, those of volumes that are not thin, of
+// what they were before they went back, and of their trees can take all: a leg of a clone then waits for space.
 func (c *cluster) roomForSnapshots() {
 	for _, h := range c.targets {
-		if err := os.Truncate(h.platter.file.Name(), 2<<30); err != nil {
+		if err := os.Truncate(h.platter.file.Name(), 11*int64(block.ExtentSize)); err != nil {
 			panic(err)
 		}
 	}
