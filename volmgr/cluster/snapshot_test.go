@@ -849,6 +849,20 @@ func TestASnapshotThatCannotBeTakenIsGivenUp(t *testing.T) {
 	}
 }
 
+// A manager whose clock is hours behind that of the last one begins to lead while a host does not answer: the
+// snapshot must not wait for the time that its record names.
+func TestASnapshotIsGivenUpAlthoughTheClockWasSetBack(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.mustBe(w.take("mon", "db1"))
+	w.hostsAreSilent(5 * time.Second)
+	w.now = w.now.Add(-9 * time.Hour)
+	w.nextManager()
+	w.hostsAreSilent(takeFor + prepareFor + 5*time.Second)
+	if v := w.volume("db1@mon"); v != nil && v.State == VolumeCreating {
+		t.Errorf("after %v it is in attempt %d, %s since %v, and it is %v", takeFor+prepareFor, v.taking().Attempt, v.taking().Phase, v.taking().Since, w.now)
+	}
+}
+
 // A manager that begins to lead while a snapshot is taken waits for targets that have said nothing to it yet.
 func TestTheNextManagerWaitsForLegsToBeFrozen(t *testing.T) {
 	w := newSnapWorld(t, 1)

@@ -596,6 +596,7 @@ func (s *State) StepFor(now time.Time, in Input, asked *audit.Asked) (Outcome, e
 	s.now = now
 	if s.began.IsZero() {
 		s.began = now
+		t.rebase()
 	}
 	t.settle()
 	out := t.commit()
@@ -603,6 +604,43 @@ func (s *State) StepFor(now time.Time, in Input, asked *audit.Asked) (Outcome, e
 		out.Result = result(s)
 	}
 	return out, nil
+}
+
+// rebase makes the recorded times for which somebody waits times of this manager's clock: none is in the
+// future, and, as those that it will record itself, they do not move when that clock is set.
+func (t *tx) rebase() {
+	here := func(at time.Time) time.Time {
+		if at.IsZero() {
+			return at
+		}
+		return t.now.UTC().Add(-max(0, t.now.Sub(at)))
+	}
+	for id := range t.s.volumes.All() {
+		v := t.peek(id)
+		if v == nil {
+			continue
+		}
+		if x := v.taking(); x != nil {
+			next := *x
+			next.Began, next.Since = here(x.Began), here(x.Since)
+			t.volume(id).Snapshot = v.Snapshot.with(&next)
+		}
+		if x := v.Restoring; x != nil {
+			next := *x
+			next.Since = here(x.Since)
+			t.volume(id).Restoring = &next
+		}
+		if x := v.Heal; x != nil {
+			t.volume(id).Heal.Since = here(x.Since)
+		}
+		for i := range v.Legs {
+			if x := v.Legs[i].Copying; x != nil {
+				next := *x
+				next.Began = here(x.Began)
+				t.volume(id).Legs[i].Copying = &next
+			}
+		}
+	}
 }
 
 // index removes old from the derived maps and adds new; either may be nil.
