@@ -593,11 +593,14 @@ func (r *chaos) restartClient() string {
 		return ""
 	}
 	c.user.close()
-	resume := c.archive.closeAt(h)
+	defer c.user.resume()
+	resume, ok := c.archive.closeAt(h)
+	defer resume()
+	if !ok {
+		return ""
+	}
 	h.leave()
 	h.start()
-	c.user.resume()
-	resume()
 	return h.name + " is restarted"
 }
 

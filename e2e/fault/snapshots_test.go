@@ -943,14 +943,20 @@ func (k *archive) deleteKept(v *tended, random *rand.Rand) {
 	}
 }
 
-// closeAt has the users close the devices that a host has, until the result is called.
-func (k *archive) closeAt(h *clientHost) (resume func()) {
+// closeAt has the users close the devices that a host has, until resume is called. Not ok: one has I/O that
+// does not end, because it waits for space, for example.
+func (k *archive) closeAt(h *clientHost) (resume func(), ok bool) {
 	if k == nil {
-		return func() {}
+		return func() {}, true
 	}
+	ok = true
 	var closed []*user
 	k.cluster.every(func(u *user) {
-		if u != k.cluster.user && u.node() == h.name && u.pause(10*time.Second) {
+		switch {
+		case u == k.cluster.user || u.node() != h.name:
+		case !u.pause(10 * time.Second):
+			ok = false
+		default:
 			u.close()
 			closed = append(closed, u)
 		}
@@ -959,7 +965,7 @@ func (k *archive) closeAt(h *clientHost) (resume func()) {
 		for _, u := range closed {
 			u.resume()
 		}
-	}
+	}, ok
 }
 
 // mayLose notes that a drive has lost its cache. A clone may have had a single copy.
