@@ -278,6 +278,10 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v", column, found, g))
 		return
 	}
+	if v.lacksLegs() {
+		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: a leg is added when there is a drive with room for it on a node that may have one", column, found, g))
+		return
+	}
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
 	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
 		fmt.Sprintf("if they are gone for good: copy what %s holds to a new volume", v.object()))

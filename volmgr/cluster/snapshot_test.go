@@ -1424,6 +1424,35 @@ func goesBackToItsSnapshot(t *testing.T, w *snapWorld) {
 	}
 }
 
+// A clone that begins while there is room for one of its two legs gets the other one when there is room for it.
+func TestACloneGetsTheLegsForWhichThereWasNoRoom(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.mustBe(w.take("mon", "db1"))
+	w.settle()
+	stays := w.volume("db1@mon").Legs[0].Node
+	for _, x := range w.targets {
+		if x.name != stays {
+			x.down = true
+			w.must(TargetLost{Node: x.name, Session: 1})
+		}
+	}
+	w.must(CreateVolume{Name: "c", From: "db1@mon", Seed: w.seed()})
+	w.settle()
+	if v := w.volume("c"); v.State != VolumeReady || len(v.Legs) != 1 {
+		t.Fatalf("with one target it is %s, %+v", v.State, v.Legs)
+	}
+	for _, x := range w.targets {
+		x.down = false
+	}
+	for range 5 {
+		w.now = w.now.Add(awayLook)
+		w.settle()
+	}
+	if v := w.volume("c"); len(v.Legs) != 2 {
+		t.Errorf("with all targets it has the legs %+v", v.Legs)
+	}
+}
+
 // A volume whose labels cannot be written is left as it was.
 func TestAVolumeThatCannotGoBackIsLeftAsItWas(t *testing.T) {
 	w := newSnapWorld(t, 1)

@@ -54,7 +54,7 @@ func (v *Volume) changing() bool { return v.ExpandingTo != 0 || v.flattening() }
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if !v.usable() || v.changing() || v.suspects() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based }) {
+	if !v.usable() || v.changing() || v.suspects() || v.lacksLegs() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, Leg.unsettled) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -64,6 +64,24 @@ func (v *Volume) unsettled() bool {
 		return v.Heal != nil || v.Holder != "" || len(v.FormerHosts) > 0 // hosts that the targets have to fence
 	}
 	return v.Attachment.State != Attached || slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.State != LegInSync })
+}
+
+func (l Leg) unsettled() bool {
+	return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based
+}
+
+// lacksLegs reports whether a clone has a column with fewer legs than it is to have: it began on the targets
+// that were there.
+func (v *Volume) lacksLegs() bool {
+	if v.CloneOf == "" || !v.replaceable() {
+		return false
+	}
+	for c := range v.Layout.Stripes {
+		if len(v.column(c)) < v.Layout.Group().Members {
+			return true
+		}
+	}
+	return false
 }
 
 // check refuses a volume record that is inconsistent, whatever its source.
