@@ -23,6 +23,16 @@ func cachedPair(t *testing.T) (*Volume, []*slow) {
 	return v, legs
 }
 
+// through does an IO that all legs answer.
+func through(t *testing.T, v *Volume, legs []*slow, io *block.IO) {
+	t.Helper()
+	done := start(v, io)
+	answerAll(legs)
+	if err := wait(t, done); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // lacks drops the second leg, and returns how many regions the volume says that it lacks, and whether
 // that is so even if the leg has lost its cache.
 func lacks(t *testing.T, v *Volume) (dirty uint64, covered bool) {
@@ -54,11 +64,7 @@ func TestADroppedLegLacksWhatItHadNotFlushed(t *testing.T) {
 	} {
 		v, legs := cachedPair(t)
 		for _, io := range c.ios {
-			done := start(v, io)
-			answerAll(legs)
-			if err := wait(t, done); err != nil {
-				t.Fatal(err)
-			}
+			through(t, v, legs, io)
 		}
 		if dirty, covered := lacks(t, v); dirty != c.want || !covered {
 			t.Errorf("%s: it lacks %d regions (known: %v), want %d", name, dirty, covered, c.want)
@@ -69,11 +75,7 @@ func TestADroppedLegLacksWhatItHadNotFlushed(t *testing.T) {
 // TestAFailedFlushMakesNothingDurable, whatever the next one says that began before.
 func TestAFailedFlushMakesNothingDurable(t *testing.T) {
 	v, legs := cachedPair(t)
-	done := start(v, write(0, fill(4096, 1)))
-	answerAll(legs)
-	if err := wait(t, done); err != nil {
-		t.Fatal(err)
-	}
+	through(t, v, legs, write(0, fill(4096, 1)))
 	start(v, &block.IO{Op: block.OpFlush})
 	legs[0].answer(nil)
 	legs[1].answer(block.ErrGone)
@@ -180,21 +182,16 @@ func TestALegThatGetsACacheMayHaveFlushedNothing(t *testing.T) {
 // TestASkippedFlushMakesNothingDurable: flushes of a drive that is said to have no cache are skipped. If
 // it has one all the same, nobody knows what is in it.
 func TestASkippedFlushMakesNothingDurable(t *testing.T) {
-	for name, during := range map[string]bool{"said before the flush": false, "said during the flush": true} {
+	for name, caches := range map[string]struct{ before, during bool }{
+		"said before the flush": {false, false},
+		"said during the flush": {true, false},
+		"said only before it":   {false, true},
+	} {
 		v, legs := cachedPair(t)
-		done := start(v, write(0, fill(4096, 1)))
-		answerAll(legs)
-		if err := wait(t, done); err != nil {
-			t.Fatal(err)
-		}
-		say := func() { legs[1].g.VolatileCache = false }
-		if !during {
-			say()
-		}
-		done = start(v, &block.IO{Op: block.OpFlush})
-		if during {
-			say()
-		}
+		through(t, v, legs, write(0, fill(4096, 1)))
+		legs[1].g.VolatileCache = caches.before
+		done := start(v, &block.IO{Op: block.OpFlush})
+		legs[1].g.VolatileCache = caches.during
 		answerAll(legs)
 		if err := wait(t, done); err != nil {
 			t.Fatal(err)
@@ -208,11 +205,7 @@ func TestASkippedFlushMakesNothingDurable(t *testing.T) {
 // Where the data of a failed flush is nobody knows, also after one that succeeds.
 func TestALaterFlushDoesNotMakeUpForAFailedOne(t *testing.T) {
 	v, legs := cachedPair(t)
-	done := start(v, write(0, fill(4096, 1)))
-	answerAll(legs)
-	if err := wait(t, done); err != nil {
-		t.Fatal(err)
-	}
+	through(t, v, legs, write(0, fill(4096, 1)))
 	start(v, &block.IO{Op: block.OpFlush})
 	legs[0].answer(nil)
 	legs[1].answer(block.ErrMedium)
