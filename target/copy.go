@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -71,7 +70,7 @@ func parseSource(o *pb.LegOrigin) (*copySource, error) {
 	}
 	for _, p := range m.GetPortals() {
 		if p.GetTransport() == pb.Transport_TRANSPORT_TCP {
-			s.portals = append(s.portals, net.JoinHostPort(p.GetAddress(), strconv.Itoa(int(p.GetPort()))))
+			s.portals = append(s.portals, portalOf(p).HostPort())
 		}
 	}
 	if len(s.portals) == 0 {

@@ -730,9 +730,13 @@ func (c *cluster) explain() (text string) {
 			text += c.explainVolume(ctx, v.GetName())
 		}
 	}
+	return text + c.explainDrives(ctx)
+}
+
+func (c *cluster) explainDrives(ctx context.Context) (text string) {
 	drives, err := c.operator.ListDrives(ctx, &pb.ListDrivesRequest{})
 	if err != nil {
-		return text + fmt.Sprintf("drives: %v\n", err)
+		return fmt.Sprintf("drives: %v\n", err)
 	}
 	for _, d := range drives.GetDrives() {
 		text += fmt.Sprintf("  drive of %s: %v %s\n", d.GetNode(), d.GetState(), d.GetReason())

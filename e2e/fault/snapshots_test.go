@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -1180,19 +1179,18 @@ func (c *cluster) onlyHeads() error {
 func (k *archive) explain() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	var text strings.Builder
+	text := ""
 	for _, snapshots := range []bool{false, true} {
 		all, err := k.api.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: snapshots})
 		if err != nil {
-			fmt.Fprintf(&text, "list: %v\n", err)
+			text += fmt.Sprintf("list: %v\n", err)
 		}
 		for _, v := range all.GetVolumes() {
-			e, err := k.api.ExplainVolume(ctx, &pb.ExplainVolumeRequest{Volume: v.GetName()})
-			fmt.Fprintf(&text, "%s is %v: %s %v %v %v\n", v.GetName(), v.GetState(), e.GetSummary(), e.GetFacts(), e.GetWaits(), err)
+			text += fmt.Sprintf("%s is %v: %s", v.GetName(), v.GetState(), k.cluster.explainVolume(ctx, v.GetName()))
 			for _, l := range v.GetLegs() {
-				fmt.Fprintf(&text, "  leg %d.%d on %s is %v, revision %d: %s\n", l.GetColumn(), l.GetCopy(), l.GetNode(), l.GetState(), l.GetRevision(), l.GetReason())
+				text += fmt.Sprintf("  leg %d.%d on %s is %v, revision %d: %s\n", l.GetColumn(), l.GetCopy(), l.GetNode(), l.GetState(), l.GetRevision(), l.GetReason())
 			}
 		}
 	}
-	return text.String() + k.cluster.explain()
+	return text + k.cluster.explainDrives(ctx)
 }

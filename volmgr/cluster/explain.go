@@ -278,7 +278,7 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v", column, found, g))
 		return
 	}
-	if v.lacksLegs() {
+	if v.awaitsLegs() {
 		e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: a leg is added when there is a drive with room for it on a node that may have one", column, found, g))
 		return
 	}

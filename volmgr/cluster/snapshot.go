@@ -1710,17 +1710,7 @@ func (t *tx) lacking() (ids []block.VolumeID) {
 }
 
 // fewer reports whether a snapshot has fewer legs than it is to have.
-func (v *Volume) fewer() bool {
-	if !v.IsSnapshot() || !v.usable() {
-		return false
-	}
-	for c := range v.Layout.Stripes {
-		if len(v.column(c)) < v.Layout.Group().Members {
-			return true
-		}
-	}
-	return false
-}
+func (v *Volume) fewer() bool { return v.IsSnapshot() && v.usable() && v.lacksLegs() }
 
 // lacksCopy reports whether a column of a snapshot is to get one more leg.
 func (t *tx) lacksCopy(v *Volume, column int) bool {

@@ -54,7 +54,7 @@ func (v *Volume) changing() bool { return v.ExpandingTo != 0 || v.flattening() }
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if !v.usable() || v.changing() || v.suspects() || v.lacksLegs() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, Leg.unsettled) {
+	if !v.usable() || v.changing() || v.suspects() || v.awaitsLegs() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, Leg.unsettled) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -70,12 +70,11 @@ func (l Leg) unsettled() bool {
 	return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based
 }
 
-// lacksLegs reports whether a clone has a column with fewer legs than it is to have: it began on the targets
-// that were there.
+// awaitsLegs reports whether a clone is to get more legs: it began on the targets that were there.
+func (v *Volume) awaitsLegs() bool { return v.CloneOf != "" && v.replaceable() && v.lacksLegs() }
+
+// lacksLegs reports whether a column has fewer legs than it is to have.
 func (v *Volume) lacksLegs() bool {
-	if v.CloneOf == "" || !v.replaceable() {
-		return false
-	}
 	for c := range v.Layout.Stripes {
 		if len(v.column(c)) < v.Layout.Group().Members {
 			return true
