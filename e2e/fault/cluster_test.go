@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -137,6 +138,7 @@ type tester interface {
 	FailNow()
 	Failed() bool
 	TempDir() string
+	ArtifactDir() string
 	Cleanup(func())
 }
 
@@ -730,7 +732,20 @@ func (c *cluster) explain() (text string) {
 			text += c.explainVolume(ctx, v.GetName())
 		}
 	}
-	return text + c.explainDrives(ctx)
+	return text + c.explainDrives(ctx) + c.stacks()
+}
+
+// stacks keeps what all goroutines do, which is too long for the log, in a file that go test
+// -artifacts keeps.
+func (c *cluster) stacks() string {
+	file, err := os.Create(filepath.Join(c.t.ArtifactDir(), "stacks.txt"))
+	if err == nil {
+		err = errors.Join(pprof.Lookup("goroutine").WriteTo(file, 2), file.Close())
+	}
+	if err != nil {
+		return fmt.Sprintf("stacks: %v\n", err)
+	}
+	return ""
 }
 
 func (c *cluster) explainDrives(ctx context.Context) (text string) {
