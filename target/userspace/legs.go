@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strings"
@@ -41,6 +42,7 @@ type Legs struct {
 	mapped map[string]*mappedDevice // by name
 	names  map[block.LegID]string
 	minor  uint32
+	closed bool
 }
 
 type mappedDevice struct {
@@ -96,7 +98,10 @@ func (l *Legs) create(d dm.Device) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.mapped[d.Name] != nil {
+	switch {
+	case l.closed: // while the drive answered: nobody would give it back any more
+		return errors.Join(fs.ErrClosed, t.retire())
+	case l.mapped[d.Name] != nil:
 		return errors.Join(unix.EBUSY, t.retire())
 	}
 	l.minor++
@@ -334,11 +339,11 @@ func (l *Legs) Device(name string) (block.Device, error) {
 
 // Close unmaps all legs, side by side: it waits for each one's I/O, and for what is done to its tree.
 // Drives may hang: when ctx ends, the legs that are left go on being unmapped. Legs with checksums write
-// them until ctx ends.
+// them until ctx ends. No leg is mapped after it.
 func (l *Legs) Close(ctx context.Context) error {
 	l.mu.Lock()
 	all := l.mapped
-	l.mapped, l.names = map[string]*mappedDevice{}, map[block.LegID]string{}
+	l.mapped, l.names, l.closed = map[string]*mappedDevice{}, map[block.LegID]string{}, true
 	l.mu.Unlock()
 	ends := make(chan error, len(all))
 	for _, m := range all {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -264,6 +265,29 @@ func TestALegMovesWithItsDrive(t *testing.T) {
 	must(t, l.Close(t.Context()))
 	if b.closed != 1 {
 		t.Errorf("after Close the drive was given back %d times, want once", b.closed)
+	}
+}
+
+// TestALegThatIsMappedTooLateGivesItsDriveBack: its drive may have hung while the agent ended, and the
+// next process needs the drive.
+func TestALegThatIsMappedTooLateGivesItsDriveBack(t *testing.T) {
+	d := newSpare(16 * 4 * block.KiB)
+	asked, answer := make(chan struct{}), make(chan struct{})
+	l := NewLegs(func(block.DeviceNumber) (Device, error) {
+		close(asked)
+		<-answer
+		return d, nil
+	})
+	mapped := make(chan error, 1)
+	go func() { mapped <- l.Do(step(dm.OpCreate, tableOn(one, 0, 4))) }()
+	<-asked
+	must(t, l.Close(t.Context()))
+	close(answer)
+	if err := <-mapped; !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("a leg is mapped after Close: %v, want %v", err, fs.ErrClosed)
+	}
+	if d.closed != 1 {
+		t.Errorf("the drive was given back %d times, want once", d.closed)
 	}
 }
 
