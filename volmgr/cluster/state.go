@@ -36,6 +36,8 @@
 //	trust.go   tokens, authorities and identities     space.go  what thin volumes take and may take
 //	copying.go rebuilds, and detached volumes that a host heals
 //	snapshot.go snapshots, groups of them, and clones
+//	restore.go volumes that go back to a snapshot
+//	snapshotcopies.go copies of snapshots that are made again
 //
 // What needs no State is in packages of its own, which work on values alone: evidence (which
 // copies labels and hosts' notes prove good), placement (which drives take a volume's legs),
