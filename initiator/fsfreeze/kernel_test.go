@@ -92,6 +92,53 @@ func TestTheKernelFreezes(t *testing.T) {
 	<-waiting
 }
 
+// A snapshot of a frozen ext4 can be mounted by those who may only read it: its journal is empty. One
+// that was not frozen cannot.
+func TestACopyOfAFrozenFileSystemNeedsNoJournal(t *testing.T) {
+	dir, device := mounted(t, "mkfs.ext4", "-q")
+	<-writing(t, dir)
+	under, err := os.ReadFile(filepath.Join("/sys/dev/block", device.String(), "loop/backing_file"))
+	if err != nil {
+		t.Skip(err)
+	}
+	image := strings.TrimSpace(string(under))
+	if err := readerMounts(t, image); err == nil {
+		t.Error("a copy that was not frozen can be mounted: this test shows nothing")
+	}
+	z, changes := begin(New(Linux(), t.TempDir(), nil, quiet), device)
+	changes.until(t, z, Synced)
+	z.Freeze(time.Minute)
+	changes.until(t, z, Frozen)
+	defer changes.until(t, z, Thawed)
+	defer z.End()
+	if err := readerMounts(t, image); err != nil {
+		t.Error(err)
+	}
+}
+
+// readerMounts copies what is under a device, and mounts the copy over one that cannot be written.
+func readerMounts(t *testing.T, image string) error {
+	t.Helper()
+	taken, dir := filepath.Join(t.TempDir(), "taken"), t.TempDir()
+	data, err := os.ReadFile(image)
+	if err == nil {
+		err = os.WriteFile(taken, data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("losetup", "--read-only", "--find", "--show", taken).CombinedOutput()
+	if err != nil {
+		t.Skipf("no loop device: %v: %s", err, out)
+	}
+	loop := strings.TrimSpace(string(out))
+	defer exec.Command("losetup", "--detach", loop).Run() //nolint:errcheck // the machine keeps it
+	if err := unix.Mount(loop, dir, "ext4", unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	return unix.Unmount(dir, 0)
+}
+
 // A process that was killed has left the file system frozen, and the note of it.
 func TestTheNextProcessThaws(t *testing.T) {
 	dir, device := mounted(t, "mkfs.ext4", "-q")
