@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/initiator/evidence"
+	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
@@ -145,6 +146,70 @@ func TestALegWhoseMachineIsGoneIsLostSooner(t *testing.T) {
 			w.answer("t1")
 		})
 	}
+}
+
+// betweenRails runs f on a host that serves a volume of two copies, whose targets have two portals each. at is
+// the address at which t1 is in use, and other that of its other portal.
+func betweenRails(t *testing.T, perHost bool, f func(w *world, at, other string)) {
+	t.Helper()
+	at, other := "192.0.2.2", "198.51.100.2"
+	from(t, 1, 2, func(w *world) { w.rails, w.perHost, w.stuck = true, perHost, true }, func(w *world) {
+		if w.ctrl[slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.NQN == w.nqn("t1") })].Address.Traddr == other {
+			at, other = other, at
+		}
+		f(w, at, other)
+	})
+}
+
+// cutAt cuts the network at an address, or mends it.
+func (w *world) cutAt(address string, cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut[address] = cut
+}
+
+// If one of a target's networks fails, its paths continue over another one, and no copy falls behind. They go
+// back when that network has been well for a while.
+func TestAPathMovesToAnotherNetwork(t *testing.T) {
+	for when := range 5 { // of the interval of probes
+		betweenRails(t, true, func(w *world, at, other string) {
+			time.Sleep(time.Duration(when) * 110 * time.Millisecond)
+			w.cutAt(at, true)
+			time.Sleep(900 * time.Millisecond)
+			w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
+			w.cutAt(at, false)
+			time.Sleep(8 * time.Second)
+			w.expect("before its portal is trusted again, nothing is done")
+			time.Sleep(10 * time.Second)
+			w.expect("the network is well again", "connect t1 at "+at, "disconnect t1 at "+other)
+			if a := w.attachment(); a.GetPhase() != serving {
+				t.Errorf("after all that it is %v", a)
+			}
+		})
+	}
+}
+
+// Linux's target keeps the old controller, whose commands may still come: no path to it moves.
+func TestAPathToATargetThatKeepsOldControllersDoesNotMove(t *testing.T) {
+	betweenRails(t, false, func(w *world, at, other string) {
+		w.cutAt(at, true)
+		time.Sleep(1500 * time.Millisecond)
+		w.expect("for 1.5 s nothing is done")
+		time.Sleep(2 * time.Second)
+		if got := w.took(); len(got) < 2 || got[1] != "record-stale c0.1" {
+			t.Errorf("after 3.5 s: %q", got)
+		}
+	})
+}
+
+// A drive that hangs is no reason to move: the target would answer at no other portal before it goes on.
+func TestAPathDoesNotMoveWhileADriveHangs(t *testing.T) {
+	betweenRails(t, true, func(w *world, _, _ string) {
+		w.fallSilent("t1")
+		time.Sleep(1500 * time.Millisecond)
+		w.expect("for 1.5 s nothing is done")
+		w.answer("t1")
+	})
 }
 
 // If both machines seem to be gone, this host's network is more likely to blame: neither is given up early.

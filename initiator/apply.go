@@ -27,6 +27,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	switch o := o.(type) {
 	case volume.Connect:
 		return k.connect(ctx, s, o)
+	case volume.Move:
+		return k.move(ctx, s, o)
 	case volume.Try:
 		return k.portals.Try(ctx, o.Path)
 	case volume.RecordInSync:
@@ -150,6 +152,13 @@ func (k *kernelKeeper) beforeTable(w *volume.Wanted) {
 }
 
 func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) error {
+	return k.reach(ctx, s, o, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
+		return k.kernel.host.Connect(ctx, options)
+	})
+}
+
+// reach makes a path with connect, unless that is under way, or failed a moment ago.
+func (k *kernelKeeper) reach(ctx context.Context, s *seen, o volume.Connect, connect func(context.Context, fabrics.Options) (fabrics.Controller, error)) error {
 	r := k.reached[o.Path]
 	if r == nil {
 		r = &reach{}
@@ -173,7 +182,7 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 	go func() {
 		ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 		defer cancel()
-		c, err := k.kernel.host.Connect(ctx, options)
+		c, err := connect(ctx, options)
 		k.Tell(func() {
 			delete(k.fast, c.Name)
 			delete(k.silent, c.Name)
@@ -181,6 +190,76 @@ func (k *kernelKeeper) connect(ctx context.Context, s *seen, o volume.Connect) e
 		})
 	}()
 	return nil
+}
+
+// move connects to a target through another portal, and ends the path in use once the legs can be reached
+// over the new one. Before the target answers, it ends that path's controller and waits until its commands
+// have left the drives. Meanwhile the kernel holds the I/O, as at any loss of a connection: it connects
+// the old controller again only after a second (see reconnectDelay).
+func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
+	i := slices.IndexFunc(k.links, func(l volume.Link) bool { return l.NQN == o.Subsystem })
+	if i < 0 || k.moving[o.Subsystem] {
+		return volume.ErrLater
+	}
+	links := slices.DeleteFunc(slices.Clone(k.links), func(l volume.Link) bool { return l.NQN != o.Subsystem })
+	var old []ending
+	for _, c := range s.controllers[o.Subsystem] {
+		if pathOf(c) == o.Path {
+			old = append(old, ending{Controller: c})
+		}
+	}
+	silent := o.Silent > 0
+	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
+	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
+		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
+		for _, c := range old {
+			if silent { // or what is under way there waits until the kernel finds that out
+				k.destroySockets(ctx, c.Controller)
+			}
+		}
+		next, err := k.kernel.host.Connect(ctx, options)
+		if err != nil || !k.awaitLegs(ctx, links, next) {
+			return next, err // the kernel goes on to try the old portal
+		}
+		for _, c := range old {
+			k.awaitChange(ctx, c.Controller, callTimeout, fabrics.Live) // the target has ended it
+		}
+		if err := k.disconnect(ctx, old, false); err != nil { // then the planner asks for it
+			k.log.Warn("the path that moved is still there", "path", o.Path.String(), "err", err)
+		}
+		return next, nil
+	})
+	if err != nil {
+		return err
+	}
+	k.moving[o.Subsystem] = true
+	k.log.Warn("path moves", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent)
+	if silent {
+		for _, c := range old {
+			k.silent[c.Name] = true
+		}
+		k.memory.FellSilent(o.PathSeen, s.Now)
+	}
+	return nil
+}
+
+// awaitLegs waits until the legs of a subsystem can be reached through a controller, and reports whether
+// they can. A controller is live before the kernel has found its namespaces.
+func (k *kernelKeeper) awaitLegs(ctx context.Context, links []volume.Link, c fabrics.Controller) bool {
+	found := func(l volume.Link) bool {
+		n, err := k.kernel.host.FindNamespace(l.NQN, l.NSID, l.UUID)
+		return errors.Is(err, fabrics.ErrNoNamespace) || slices.ContainsFunc(n.Paths, func(p fabrics.Path) bool { return p.Controller == c.Name })
+	}
+	for {
+		if !slices.ContainsFunc(links, func(l volume.Link) bool { return !found(l) }) {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // rdmaKeepAlive is so long that no keep-alive is under way, as a rule, when a path is cut: newer kernels

@@ -65,7 +65,7 @@ type Config struct {
 	Window         time.Duration // how long a leg may be silent before it is lost; 2 s
 	Lease          time.Duration // how long a lost leg may stay unrecorded before reads stop too; 8 s
 	TargetPatience time.Duration // how long a target may answer nothing, and accept no connection, before its legs are lost; see package userspace
-	FailOver       time.Duration // User: how long a path may be silent before it moves to another portal; see package userspace
+	FailOver       time.Duration // how long a path may be silent before it moves to another portal; see package userspace
 	Probe          time.Duration // interval of probe reads; 500 ms
 	KeepAlive      time.Duration // keep_alive_tmo of connections; 2 s
 	IOTimeout      time.Duration // io_timeout of paths; 5 s

@@ -28,7 +28,7 @@ const (
 )
 
 // capabilities are those of device-mapper and the kernel's NVMe host.
-var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true}
+var capabilities = volume.Capabilities{Tables: true, Outlives: true, KnowsUsers: true, Multipath: true, Moves: true}
 
 // kernelKeeper keeps one volume on the kernel's data path: it observes (observe.go) and carries
 // out (apply.go) what package initiator/volume decides. Calls that may hang in the kernel go
@@ -48,8 +48,10 @@ type kernelKeeper struct {
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
 	portals  *keeper.Portals
-	fast     map[string]bool // controllers whose I/O fails once the kernel has noticed that the connection is gone
-	silent   map[string]bool // controllers whose outage is counted
+	fast     map[string]bool     // controllers whose I/O fails once the kernel has noticed that the connection is gone
+	silent   map[string]bool     // controllers whose outage is counted
+	moving   map[block.NQN]bool  // subsystems that are being connected to through another portal
+	promises map[string]*promise // by controller
 	watched  map[string]bool
 	changes  map[int]*change // by column: those that have not returned
 	seen     *seen           // the last look
@@ -69,7 +71,7 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, moving: map[block.NQN]bool{}, promises: map[string]*promise{}, watched: map[string]bool{},
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	can := capabilities
@@ -78,7 +80,8 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
 		Limits: volume.Limits{
 			Window: a.cfg.Window, Lease: a.cfg.Lease, Mute: min(cmp.Or(a.cfg.TargetPatience, userspace.TargetPatience), a.cfg.Window),
-			Connect: volume.ConnectPatience, Retry: volume.RetryLast,
+			FailOver: cmp.Or(a.cfg.FailOver, userspace.FailOver),
+			Connect:  volume.ConnectPatience, Retry: volume.RetryLast,
 		},
 		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)

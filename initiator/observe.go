@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
@@ -80,7 +81,9 @@ func (k *kernelKeeper) listen(s *seen) {
 		for j := range s.Paths {
 			path := &s.Paths[j]
 			if path.Subsystem == l.NQN && (path.State == volume.PathLive || path.State == volume.PathSilent) {
-				path.Silent = keeper.Earlier(path.Silent, since)
+				if path.Silent = keeper.Earlier(path.Silent, since); !path.Silent.IsZero() {
+					path.Looks = volume.EnoughLooks // or the pulse would not say so
+				}
 			}
 		}
 	}
@@ -102,9 +105,13 @@ func (k *kernelKeeper) observePaths(s *seen) {
 			case c.State == fabrics.Live:
 				state = volume.PathLive
 			}
-			s.Paths = append(s.Paths, volume.PathSeen{Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast})
+			s.Paths = append(s.Paths, volume.PathSeen{
+				Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast,
+				Moving: k.moving[n], Answered: true, Replaces: k.replaces(c),
+			})
 		}
 	}
+	maps.DeleteFunc(k.promises, func(name string, _ *promise) bool { return !there[name] })
 	for _, names := range []map[string]bool{k.fast, k.silent} {
 		maps.DeleteFunc(names, func(name string, _ bool) bool { return !there[name] })
 	}
@@ -116,6 +123,45 @@ func (k *kernelKeeper) observePaths(s *seen) {
 		}
 		s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: state, Attempts: r.Failed, Error: r.Error})
 	}
+}
+
+// promise is what a target says of itself when a controller has connected; see volume.PathSeen.Replaces.
+type promise struct {
+	asked    time.Time
+	known    bool
+	replaces bool
+}
+
+// promiseAgain is how long after a target was asked in vain it is asked again.
+const promiseAgain = 10 * time.Second
+
+// replaces reports whether a controller's target promises to end it before the host's next one is answered.
+// It is asked once. Linux's target says nothing of that.
+func (k *kernelKeeper) replaces(c fabrics.Controller) bool {
+	p := k.promises[c.Name]
+	if p == nil {
+		p = &promise{}
+		k.promises[c.Name] = p
+	}
+	if p.known || c.State != fabrics.Live || c.Transport != block.TCP || time.Since(p.asked) < promiseAgain {
+		return p.replaces
+	}
+	p.asked = time.Now()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+		defer cancel()
+		data := make([]byte, nvmetcp.IdentifySize)
+		err := k.kernel.host.Admin(ctx, c, nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command(), data)
+		about, parse := nvmetcp.ParseController(data)
+		k.Tell(func() {
+			if err != nil || parse != nil {
+				k.log.Debug("target not identified", "controller", c.Name, "err", errors.Join(err, parse))
+				return
+			}
+			p.known, p.replaces = true, about.PerHost == 1
+		})
+	}()
+	return false
 }
 
 // pathOf returns the path of a controller.
@@ -326,8 +372,11 @@ func (k *kernelKeeper) probe(s *seen) {
 		p.Probe(s.Now, s.Clock)
 		head := seen.head()
 		addresses := s.controllers[seen.nqn]
+		answered := make(chan struct{})
+		go k.lookOften(answered)
 		go func() {
 			err := k.kernel.host.Probe(head)
+			close(answered)
 			k.Tell(func() {
 				p.Answered(err)
 				for _, c := range addresses {
@@ -337,6 +386,26 @@ func (k *kernelKeeper) probe(s *seen) {
 				}
 			})
 		}()
+	}
+}
+
+// While a probe is not answered, the keeper looks this often, for so long: a path that has fallen silent
+// moves in time only if that is noticed soon.
+const (
+	lookSoon    = 50 * time.Millisecond
+	lookSoonFor = 500 * time.Millisecond
+)
+
+func (k *kernelKeeper) lookOften(answered <-chan struct{}) {
+	ticker := time.NewTicker(lookSoon)
+	defer ticker.Stop()
+	for range lookSoonFor / lookSoon {
+		select {
+		case <-answered:
+			return
+		case <-ticker.C:
+			k.Poke()
+		}
 	}
 }
 

@@ -78,6 +78,9 @@ type world struct {
 	firmly     map[string]chan struct{} // by node: the same for a disconnect
 	stuckLegs  map[uint32]chan struct{} // by namespace: reads of it hang until this is closed
 	transports []pb.Transport           // of the portals of each target; TCP if empty
+	rails      bool                     // each target has a portal on another network, too
+	cut        map[string]bool          // addresses at which the network is cut
+	perHost    bool                     // targets end a host's older controller when it connects again
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
 	grown      map[string]bool          // nodes whose namespaces fit twice the size
@@ -103,7 +106,7 @@ func newWorld(t *testing.T, stripes, copies int) *world {
 		t: t, dir: t.TempDir(), boot: "boot-1", size: 64 * block.MiB, epoch: 1, managers: true, equal: true,
 		volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
 		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
-		silent: map[string]chan struct{}{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
+		silent: map[string]chan struct{}{}, cut: map[string]bool{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
 		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
 	}
 	return w
@@ -191,6 +194,9 @@ func (w *world) portals(copy int) (all []*pb.Portal) {
 	}
 	for _, t := range transports {
 		all = append(all, &pb.Portal{Transport: t, Address: fmt.Sprintf("192.0.2.%d", copy+1), Port: 4420})
+	}
+	if w.rails {
+		all = append(all, &pb.Portal{Address: fmt.Sprintf("198.51.100.%d", copy+1), Port: 4420, Transport: pb.Transport_TRANSPORT_TCP})
 	}
 	return all
 }
@@ -314,10 +320,15 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	target := w.nodeAt(o.Portal.Address)
-	if w.down[target] || w.silent[target] != nil {
+	if w.down[target] || w.silent[target] != nil || w.cut[o.Portal.Address] {
 		return fabrics.Controller{}, fmt.Errorf("connect %s: %w", target, unix.ECONNREFUSED)
 	}
 	w.next++
+	for i := range w.ctrl {
+		if w.perHost && w.ctrl[i].NQN == o.NQN {
+			w.ctrl[i].State = fabrics.Connecting
+		}
+	}
 	c := fabrics.Controller{
 		Name: fmt.Sprintf("nvme%d", w.next), State: fabrics.Live, Transport: o.Portal.Transport, NQN: o.NQN, HostNQN: o.Host.NQN,
 		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: "4420"},
@@ -326,6 +337,9 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 	over := ""
 	if c.Transport != block.TCP {
 		over = " over " + string(c.Transport)
+	}
+	if w.rails {
+		over += " at " + o.Portal.Address
 	}
 	w.did("connect %s%s", target, over)
 	if w.firstOver == nil {
@@ -346,6 +360,12 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 
 func (w *world) addHead(l *pb.WantedLink, target string, c fabrics.Controller) {
 	uuid, _ := block.ParseUUID(l.Uuid)
+	for i := range w.heads {
+		if h := &w.heads[i]; h.nqn == block.NQN(l.Nqn) && h.NSID == l.Nsid && h.UUID == uuid {
+			h.Paths = append(h.Paths, fabrics.Path{Name: "p", Controller: c.Name})
+			return
+		}
+	}
 	w.next++
 	size := w.size
 	if w.grown[target] {
@@ -392,7 +412,11 @@ func (w *world) Disconnect(ctx context.Context, c fabrics.Controller) error {
 			return ctx.Err()
 		}
 	}
-	w.did("disconnect %s", w.nodeAt(c.Address.Traddr))
+	at := ""
+	if w.rails {
+		at = " at " + c.Address.Traddr
+	}
+	w.did("disconnect %s%s", w.nodeAt(c.Address.Traddr), at)
 	w.dropLocked(c.Name)
 	return nil
 }
@@ -417,8 +441,12 @@ func (w *world) dropLocked(name string) {
 	}
 	nqn := w.ctrl[i].NQN
 	w.ctrl = slices.Delete(w.ctrl, i, i+1)
+	for i := range w.heads {
+		h := &w.heads[i]
+		h.Paths = slices.DeleteFunc(slices.Clone(h.Paths), func(p fabrics.Path) bool { return p.Controller == name })
+	}
 	w.heads = slices.DeleteFunc(w.heads, func(h fakeHead) bool {
-		if h.nqn != nqn {
+		if h.nqn != nqn || len(h.Paths) > 0 {
 			return false
 		}
 		w.health[dm.Ref(h.Dev)] = dm.WriteError
@@ -479,7 +507,7 @@ func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	}
 	w.mu.Lock()
 	node := w.nodeAt(host)
-	off, down := w.off[node], w.down[node]
+	off, down := w.off[node] || w.cut[host], w.down[node]
 	w.mu.Unlock()
 	switch {
 	case off:
@@ -491,6 +519,22 @@ func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	near, far := net.Pipe()
 	far.Close()
 	return near, nil
+}
+
+// unreachable reports whether the network is cut on all paths to a subsystem.
+func (w *world) unreachable(nqn block.NQN) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	there := false
+	for _, c := range w.ctrl {
+		if c.NQN == nqn {
+			there = true
+			if c.State == fabrics.Live && !w.cut[c.Address.Traddr] {
+				return false
+			}
+		}
+	}
+	return there
 }
 
 // powerOff makes a target's machine answer nothing, connections included.
@@ -505,6 +549,11 @@ func (w *world) powerOff(node string) {
 func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if cmd.Opcode() == nvmetcp.AdminIdentify && w.perHost {
+		about := nvmetcp.Controller{PerHost: 1}
+		copy(data, about.Append(nil))
+		return nil
+	}
 	if w.listed == nil {
 		return nvmetcp.InvalidOpcode | nvmetcp.DNR
 	}
@@ -540,8 +589,11 @@ func (w *world) Probe(h fabrics.Head) error {
 		w.mu.Unlock()
 		return unix.ENODEV
 	}
-	silent, stuck := w.silent[w.heads[i].node], w.stuckLegs[w.heads[i].NSID]
+	silent, stuck, nqn := w.silent[w.heads[i].node], w.stuckLegs[w.heads[i].NSID], w.heads[i].nqn
 	w.mu.Unlock()
+	for w.unreachable(nqn) { // until the kernel sends it over another path
+		time.Sleep(10 * time.Millisecond)
+	}
 	for _, c := range []chan struct{}{silent, stuck} {
 		if c != nil {
 			<-c

@@ -23,6 +23,9 @@ import (
 // lost, by default.
 const TargetPatience = 700 * time.Millisecond
 
+// FailOver is how long a path may be silent before it moves to another portal.
+const FailOver = 250 * time.Millisecond
+
 // Config configures a Path. Node, Manager and Host have no default.
 type Config struct {
 	Node    block.NodeName
@@ -171,7 +174,7 @@ func New(cfg Config) *Path {
 	cfg.Window = cmp.Or(cfg.Window, 2*time.Second)
 	cfg.Lease = cmp.Or(cfg.Lease, 8*time.Second)
 	cfg.TargetPatience = min(cmp.Or(cfg.TargetPatience, TargetPatience), cfg.Window)
-	cfg.FailOver = cmp.Or(cfg.FailOver, 250*time.Millisecond)
+	cfg.FailOver = cmp.Or(cfg.FailOver, FailOver)
 	cfg.Probe = cmp.Or(cfg.Probe, 500*time.Millisecond)
 	cfg.KeepAlive = cmp.Or(cfg.KeepAlive, 2*time.Second)
 	cfg.IOQueues = cmp.Or(cfg.IOQueues, 1)

@@ -76,13 +76,31 @@ func (p *planner) failOver(cut []Path) {
 			continue
 		}
 		silent := p.s.Now.Sub(path.Silent)
-		if path.Silent.IsZero() || path.Looks < 3 || silent <= p.patience(path) { // a host that was frozen cannot tell
+		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.patience(path) { // a host that was frozen cannot tell
 			continue
 		}
-		if to := p.portals(l); len(to) > 0 {
+		if to := p.refuges(l, path); len(to) > 0 {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
+}
+
+// refuges are the portals to which a silent path can move, the best first. A data path that hears legs
+// alone moves it only if its portal accepts no connection and the other does: else a drive may hang, and
+// the target would not answer there either before that has ended. Nor can it wait for time to pass: to a
+// target that keeps the old controller, the path does not move.
+func (p *planner) refuges(l *Link, path PathSeen) []block.Portal {
+	all := p.portals(l)
+	if p.c.Hears {
+		return all
+	}
+	if !path.Replaces || !p.dead(path.Path, path.Silent) {
+		return nil
+	}
+	return slices.DeleteFunc(all, func(to block.Portal) bool {
+		tried := p.s.Tried[Path{l.NQN, to}]
+		return !tried.OK || tried.At.Before(path.Silent)
+	})
 }
 
 // A machine accepts connections without its processes, so a portal that accepts one belongs to a
@@ -148,7 +166,7 @@ func (p *planner) goBack() {
 	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
-		if l == nil || p.paths(l) > 1 || path.State != PathLive || !path.Answered || !path.Silent.IsZero() || !path.Replaces {
+		if l == nil || p.paths(l) > 1 || path.State != PathLive || path.Moving || !path.Answered || !path.Silent.IsZero() || !path.Replaces {
 			continue
 		}
 		to, ok := p.home(l)

@@ -22,7 +22,7 @@ func mover() *planner {
 	m := &Memory{}
 	m.Begin(now)
 	return &planner{
-		c: Capabilities{Moves: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
+		c: Capabilities{Moves: true, Hears: true}, l: failOverLimits, m: m, w: &Wanted{Links: []Link{l}},
 		s: &Seen{Now: now, Paths: []PathSeen{{
 			Path: Path{"nqn.a", portal(0)}, State: PathLive, Silent: now.Add(-time.Second), Looks: 3, Answered: true, Replaces: true,
 		}}, Trying: map[Path]time.Time{{"nqn.a", portal(0)}: now.Add(-acceptsFor)}},
@@ -83,6 +83,24 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 				p.m.FellSilent(PathSeen{Path: Path{"nqn.a", portal(1 + i)}, Answered: true}, p.s.Now.Add(-ago))
 			}
 		}, []string{to(2)}},
+		{"that is moved already", func(_ *planner, path *PathSeen) { path.Moving = true }, nil},
+		{"of which only legs are heard, at a portal that is dead, beside one that answers", func(p *planner, _ *PathSeen) {
+			p.c.Hears, p.s.Tried = false, map[Path]Tried{{"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
+		}, []string{to(1)}},
+		{"of which only legs are heard, beside a portal that does not answer and one that does", func(p *planner, _ *PathSeen) {
+			p.c.Hears, p.s.Tried = false, map[Path]Tried{{"nqn.a", portal(1)}: {At: p.s.Now}, {"nqn.a", portal(2)}: {At: p.s.Now, OK: true}}
+		}, []string{to(2)}},
+		{"of which only legs are heard, beside a portal that answered before", func(p *planner, path *PathSeen) {
+			p.c.Hears, p.s.Tried = false, map[Path]Tried{{"nqn.a", portal(1)}: {At: path.Silent.Add(-1), OK: true}}
+		}, nil},
+		{"of which only legs are heard, at a portal that accepts connections: a drive may hang", func(p *planner, path *PathSeen) {
+			p.c.Hears, path.Silent = false, p.s.Now.Add(-3*time.Second)
+			p.s.Tried = map[Path]Tried{path.Path: {At: p.s.Now, OK: true}, {"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
+		}, nil},
+		{"of which only legs are heard, of a target that keeps old controllers", func(p *planner, path *PathSeen) {
+			p.c.Hears, path.Replaces, path.Silent = false, false, p.s.Now.Add(-Quiesce-time.Second)
+			p.s.Tried = map[Path]Tried{{"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
+		}, nil},
 	} {
 		p := mover()
 		c.change(p, &p.s.Paths[0])
@@ -159,6 +177,7 @@ func TestAPathGoesBackToItsPortal(t *testing.T) {
 		}, nil},
 		{"at home", func(p *planner, home Path) { p.s.Paths[0].Portal = home.Portal }, nil},
 		{"while the path is silent", func(p *planner, _ Path) { p.s.Paths[0].Silent = p.s.Now }, nil},
+		{"while it is moved", func(p *planner, _ Path) { p.s.Paths[0].Moving = true }, nil},
 		{"before the path has answered", func(p *planner, _ Path) { p.s.Paths[0].Answered = false }, nil},
 		{"while a drive behind it hangs", func(p *planner, _ Path) { p.s.Legs = nil }, nil},
 		{"of a target that keeps old controllers", func(p *planner, _ Path) { p.s.Paths[0].Replaces = false }, nil},

@@ -202,21 +202,22 @@ func (p *planner) cleanUp() {
 	}
 }
 
-// endSurplus disconnects live paths beyond the number that a leg is to have. A data path that does
-// not move paths may have left an attempt to connect behind, which then succeeded beside another:
-// the kernel would change from one path to the other without anybody draining the first.
+// endSurplus disconnects paths beyond the number that a leg is to have. An attempt to connect may have
+// been left behind, and then have succeeded beside another path: the kernel would change from one to the
+// other without anybody draining the first. Of a move that was interrupted, the old path is left.
 func (p *planner) endSurplus() {
-	if p.c.Moves {
+	if p.c.Hears { // its moves leave nothing behind
 		return
 	}
 	seen := map[block.NQN]bool{}
 	for i := range p.w.Links {
 		l := &p.w.Links[i]
-		if seen[l.NQN] || p.hangs(l.NQN) {
+		if seen[l.NQN] || p.hangs(l.NQN) || p.moving(l.NQN) {
 			continue
 		}
 		seen[l.NQN] = true
 		live := 0
+		p.endReplaced(l.NQN)
 		for _, portal := range p.inTurn(l) {
 			path := Path{l.NQN, portal}
 			if p.seen(path).State != PathLive {
@@ -227,6 +228,27 @@ func (p *planner) endSurplus() {
 			}
 		}
 	}
+}
+
+// endReplaced disconnects paths whose controllers the target has ended, since the host has come back
+// over another one.
+func (p *planner) endReplaced(n block.NQN) {
+	of := func(state PathState) func(PathSeen) bool {
+		return func(path PathSeen) bool { return path.Subsystem == n && path.State == state }
+	}
+	if i := slices.IndexFunc(p.s.Paths, of(PathLive)); i < 0 || !p.s.Paths[i].Replaces {
+		return
+	}
+	for _, path := range p.s.Paths {
+		if of(PathSilent)(path) {
+			p.do(Disconnect{Path: path.Path})
+		}
+	}
+}
+
+// moving reports whether a path to a subsystem is being moved.
+func (p *planner) moving(n block.NQN) bool {
+	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.Subsystem == n && path.Moving })
 }
 
 // connecting reports whether an attempt to connect is under way.

@@ -782,7 +782,14 @@ func TestALegHasNoMorePathsThanWanted(t *testing.T) {
 		{"of two wanted", func(p *planner) { p.w.Links[0].Paths = 2 }, ""},
 		{"with one that is silent", func(p *planner) { p.s.Paths[1].State = PathSilent }, ""},
 		{"to a leg that does not answer", func(p *planner) { p.s.Legs = nil }, ""},
-		{"that the data path moves", func(p *planner) { p.c.Moves = true }, ""},
+		{"that the data path moves, and leaves none behind", func(p *planner) { p.c.Hears = true }, ""},
+		{"of which one is being moved", func(p *planner) { p.s.Paths[0].Moving = true }, ""},
+		{"with a silent one whose controller the target has ended", func(p *planner) {
+			p.s.Paths[0].State, p.s.Paths[1].Replaces = PathSilent, true
+		}, end},
+		{"with a silent one, of a leg that does not answer yet", func(p *planner) {
+			p.s.Paths[0].State, p.s.Paths[1].Replaces, p.s.Legs = PathSilent, true, nil
+		}, ""},
 	} {
 		p := &planner{c: ways["tables"], w: &Wanted{Links: []Link{l}}, m: &Memory{}, s: &Seen{
 			Legs:  map[block.LegID]LegSeen{l.Leg: {Live: true}},

@@ -60,14 +60,20 @@ type PathSeen struct {
 
 	// Only for a connection that was made:
 	Silent time.Time // since when nothing has come back on it, or since it was moved here then; zero: something has
+	// Moving: another connection to its target is being made in its place, or it is the new one.
+	Moving bool
 	// Only where [Capabilities] has Moves, too:
-	Looks    int  // how often the host has looked since then
+	Looks    int  // how often the host has looked since then; see EnoughLooks
 	Answered bool // it has been live since it was connected or moved here
 	Greeted  bool // while it is silent: something has come back since it was live, or was moved here
 	// Replaces: the target promises to drain this host's older controller before it answers the
 	// next one, through whatever portal.
 	Replaces bool
 }
+
+// EnoughLooks is how often a host has to have looked at a path to call it silent: one that was frozen cannot
+// tell after fewer.
+const EnoughLooks = 3
 
 // Tried is the outcome of trying whether a portal can be reached.
 type Tried struct {
@@ -455,6 +461,9 @@ type Capabilities struct {
 	Multipath bool
 	// Moves: the data path can move a path, with its I/O, to another portal of its target.
 	Moves bool
+	// Hears: the data path knows when anything comes back on a connection. Otherwise it knows what legs
+	// answer, and their drives may hang while the connection is well.
+	Hears bool
 	// Rail is the network rail that this host prefers; empty: none.
 	Rail string
 	// Near are networks that this host prefers where its rail decides nothing: those of the card that

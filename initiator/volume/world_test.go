@@ -14,7 +14,7 @@ import (
 
 // The two kinds of data path, as far as the planner can tell them apart.
 var ways = map[string]Capabilities{
-	"tables": {Tables: true, Outlives: true, KnowsUsers: true, Multipath: true},
+	"tables": {Tables: true, Outlives: true, KnowsUsers: true, Multipath: true, Moves: true},
 	"copies": {KnowsFlushed: true, Withholds: true, Transports: []block.Transport{block.TCP}},
 }
 
