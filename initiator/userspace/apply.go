@@ -26,7 +26,7 @@ func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) er
 		k.memory.HoldBegan(o, time.Now())
 		k.log.Warn("volume suspended", "for", o.For())
 		k.stack.volume.Suspend()
-		go k.pokeWhenQuiet(ctx, k.stack.volume)
+		go k.pokeAtRest(ctx, k.stack.volume)
 		return nil
 	case volume.ResumeIO:
 		k.log.Info("volume resumed: all legs answer")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 )
 
@@ -48,6 +49,38 @@ func TestAHoldIsPendingWhileAWriteIsUnderWay(t *testing.T) {
 		}
 		if err := <-done; err != nil {
 			t.Errorf("write = %v", err)
+		}
+		w.want(func(x *volume.Wanted) { x.Holds = nil })
+		w.until(serving)
+	})
+}
+
+// A write that waits for space on one leg is on the other already. A snapshot of both would have two
+// contents, so that is no hold.
+func TestAHoldIsPendingWhileAWriteWaitsForSpace(t *testing.T) {
+	served(t, 1, 2, func(w *world) {
+		full := func(err error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.legs[legID(0, 1)].err = err
+		}
+		full(block.ErrFull)
+		done := w.write(1<<16, 7)
+		time.Sleep(100 * time.Millisecond)
+		w.want(func(x *volume.Wanted) { x.Holds = []volume.Hold{{ID: "s1", Limit: 3 * time.Second}} })
+		time.Sleep(2 * time.Second)
+		if r := w.report(); !pending(done) || len(r.Holds) != 1 || r.Holds[0].State != pb.HoldState_HOLD_STATE_PENDING {
+			t.Errorf("with a write that one leg has: it waits %v, holds %v; want one that is pending", pending(done), r.Holds)
+		}
+		time.Sleep(2 * time.Second)
+		full(nil)
+		if err := <-done; err != nil {
+			t.Errorf("write = %v", err)
+		}
+		w.want(func(x *volume.Wanted) { x.Holds = []volume.Hold{{ID: "s2", Limit: time.Minute}} })
+		time.Sleep(time.Second)
+		if r := w.report(); len(r.Holds) != 1 || r.Holds[0].State != pb.HoldState_HOLD_STATE_HELD {
+			t.Errorf("once there is space: holds %v, want one that is held", r.Holds)
 		}
 		w.want(func(x *volume.Wanted) { x.Holds = nil })
 		w.until(serving)

@@ -312,7 +312,7 @@ func (k *Keeper) flushLegs(ctx context.Context, o volume.FlushLegs) error {
 	st := k.stack
 	return k.await(ctx, o.String(), keeper.Patience, func(ctx context.Context) error {
 		if st != nil && len(o.Without) == 0 {
-			if err := awaitQuiet(ctx, st.volume); err != nil {
+			if err := await(ctx, st.volume, quiet); err != nil {
 				return err
 			}
 		}
@@ -338,19 +338,19 @@ func (k *Keeper) legDevice(l volume.At) (d legDevice, ok bool) {
 	return d, ok
 }
 
-// pokeWhenQuiet makes the keeper look as soon as the I/O under way has ended. It would look too late for
+// pokeAtRest makes the keeper look as soon as the I/O under way has ended. It would look too late for
 // those who wait until I/O is held.
-func (k *Keeper) pokeWhenQuiet(ctx context.Context, v *engine.Volume) {
-	if awaitQuiet(ctx, v) == nil {
+func (k *Keeper) pokeAtRest(ctx context.Context, v *engine.Volume) {
+	if await(ctx, v, atRest) == nil {
 		k.Poke()
 	}
 }
 
-// awaitQuiet waits until no I/O is under way.
-func awaitQuiet(ctx context.Context, v *engine.Volume) error {
+// await waits until a volume is quiet or at rest.
+func await(ctx context.Context, v *engine.Volume, is func(engine.Status) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, keeper.Patience)
 	defer cancel()
-	for !quiet(v.Status()) {
+	for !is(v.Status()) {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
@@ -367,6 +367,10 @@ func inParallel(all []func() error) error {
 	}
 	return g.Wait()
 }
+
+// atRest reports whether the copies of a volume are equal as far as its users are concerned: no leg has a
+// write that another one still lacks.
+func atRest(s engine.Status) bool { return quiet(s) && s.Begun == 0 }
 
 // quiet reports whether no I/O has been sent to a leg and not been answered.
 func quiet(s engine.Status) bool {

@@ -136,7 +136,7 @@ func (p *planner) holdForRequests() (held bool) {
 		case !p.s.Holdable || p.s.Holding:
 		case !known || !p.s.Held:
 			p.do(HoldIO{Hold: h.ID, Limit: h.Limit, Freeze: h.Freeze})
-		case p.s.Quiet:
+		case p.s.Quiet && !p.unequal():
 			seen.State, seen.Frozen = HoldHeld, h.Freeze
 		}
 		p.v.Holds = append(p.v.Holds, seen)
@@ -146,6 +146,14 @@ func (p *planner) holdForRequests() (held bool) {
 		}
 	}
 	return held
+}
+
+// unequal reports whether a leg in sync may lack a write that another one has: it has failed one, which
+// waits until its loss is recorded. A snapshot of both would have two contents.
+func (p *planner) unequal() bool {
+	return slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Source && m.Link != nil && !p.w.ReadOnly && (m.Lost.any() || p.copy(m.Place).Error != "")
+	})
 }
 
 // freeze takes the next step towards file systems that are frozen, for a hold, and reports whether they

@@ -570,6 +570,39 @@ func TestIOIsHeldUntilTheLastHoldEnds(t *testing.T) {
 	})
 }
 
+// A leg that has failed a write may lack what the others have, until its loss is recorded: I/O at rest is
+// not enough.
+func TestIOIsNotHeldWhileALegHasFailedAWrite(t *testing.T) {
+	held := func(change func(*planner)) HoldState {
+		now := time.Unix(1e9, 0)
+		l := Link{Leg: legID(0, 0), NQN: "nqn.a"}
+		m := &Memory{Holds: map[string]Began{"s1": {At: now}}}
+		p := &planner{c: ways["tables"], m: m, w: &Wanted{Links: []Link{l}, Holds: []Hold{{ID: "s1", Limit: time.Minute}}, Layout: block.Layout{Stripes: 1, Copies: 2}}, s: &Seen{
+			Now: now, Holdable: true, Held: true, Quiet: true,
+			Columns: []ColumnSeen{{Copies: []CopySeen{{State: InSync}, {State: InSync}}}},
+		}, members: []member{{Leg: l.Leg, Link: &l, Source: true}}}
+		change(p)
+		p.holdForRequests()
+		return p.v.Holds[0].State
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*planner)
+		want   HoldState
+	}{
+		{"all is well", func(*planner) {}, HoldHeld},
+		{"I/O is under way", func(p *planner) { p.s.Quiet = false }, HoldPending},
+		{"a leg is lost", func(p *planner) { p.members[0].Lost = lost(IOError, "bad") }, HoldPending},
+		{"a leg has an error, and cannot be spared", func(p *planner) { p.s.Columns[0].Copies[0].Error = "bad" }, HoldPending},
+		{"it is one that is copied to", func(p *planner) { p.members[0].Source, p.members[0].Lost = false, lost(IOError, "bad") }, HoldHeld},
+		{"nobody writes", func(p *planner) { p.w.ReadOnly, p.members[0].Lost = true, lost(IOError, "bad") }, HoldHeld},
+	} {
+		if got := held(c.change); got != c.want {
+			t.Errorf("%s: the hold is %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
 // I/O is held only while the file systems are frozen, and what is reported as held was held while they
 // were.
 func TestAHoldWithAFreeze(t *testing.T) {

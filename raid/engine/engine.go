@@ -127,9 +127,12 @@ type LegStatus struct {
 
 // Status is the status of a volume at one moment.
 type Status struct {
-	Size       block.Size
-	Legs       [][]LegStatus // by column and copy
-	InFlight   int           // IOs of the volume and copies that are not complete
+	Size     block.Size
+	Legs     [][]LegStatus // by column and copy
+	InFlight int           // IOs of the volume and copies that are not complete
+	// Begun counts the parts of writes, discards and zeroes that some legs may have already and that are not
+	// complete, whether a leg works on them or they wait: for space, or for a leg's loss to be recorded.
+	Begun      int
 	Suspended  bool
 	Equalizing bool     // the volume's IO waits for Equalize
 	Equalized  Progress // of an Equalize that is not complete

@@ -34,6 +34,9 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 	now := c.v.clock.now()
 	for i := range c.shards {
 		for _, x := range c.shards[i].spans {
+			if x.p.kind == kindWrite && x.p.phase == phaseStarted {
+				s.Begun++
+			}
 			if h := x.p.held; h != 0 {
 				s.Held++
 				if *held == 0 || h < *held {

@@ -49,9 +49,18 @@ func TestAWriteWithoutSpaceWaitsAndNoLegIsBlamed(t *testing.T) {
 	if !open(done) {
 		t.Fatal("a write is answered that one leg had no space for")
 	}
+	v.Suspend()
+	until(t, func() bool { return v.Status().Legs[0][0].Outstanding+v.Status().Legs[0][1].Outstanding == 0 })
+	if s := v.Status(); s.Begun == 0 {
+		t.Error("a write that one leg has and another lacks does not count as begun")
+	}
+	v.Resume()
 	legs[1].full.Store(false)
 	if err := wait(t, done); err != nil {
 		t.Fatal(err)
+	}
+	if n := v.Status().Begun; n != 0 {
+		t.Errorf("%d writes have begun and not ended, want 0", n)
 	}
 	if s := v.Status().Legs[0][1]; told.Load() != 0 || s.State != InSync || s.Err != nil || s.Full != 0 {
 		t.Errorf("%d events, leg %+v: want a leg in sync without an error", told.Load(), s)
