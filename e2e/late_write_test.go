@@ -93,7 +93,7 @@ func twoPaths(t *testing.T, b *testbed.Bed, host, target *vm.Machine) (device st
 // paths is the number of connections of the host to an address that are live.
 func paths(t *testing.T, host *vm.Machine, address string) (n int) {
 	t.Helper()
-	for _, state := range strings.Fields(shell(t, host, "for c in /sys/class/nvme/nvme*; do grep -q traddr="+address+", $c/address && cat $c/state; done; true")) {
+	for _, state := range strings.Fields(shell(t, host, "for c in /sys/class/nvme/nvme*; do grep -q traddr="+address+", $c/address && cat $c/state; done 2>/dev/null || true")) {
 		if state == "live" {
 			n++
 		}
@@ -107,6 +107,7 @@ type lateWrites struct {
 	network      *vm.Network
 	host, target *vm.Machine
 	device       string
+	moves        bool // the host goes on over another path at once
 }
 
 // holdOldWrites begins to write "old" to each block, while what the host sends to the target is kept
@@ -115,7 +116,7 @@ func (l lateWrites) holdOldWrites() (deliver func()) {
 	l.t.Helper()
 	l.network.Set(l.host, l.target, vm.Fault{Hold: true})
 	done := shell(l.t, l.host, "rm -f /tmp/done.*; for i in 0 1 2 3; do (dd if=/tmp/old of="+l.device+" bs=4096 count=1 seek=$i oflag=direct && touch /tmp/done.$i) >/dev/null 2>&1 & done; sleep 1; ls /tmp | grep -c '^done' || true")
-	if strings.TrimSpace(done) == "4" {
+	if strings.TrimSpace(done) == "4" && !l.moves {
 		l.t.Error("all writes are done although the network keeps back what goes to the target")
 	}
 	return l.network.TakeHeld(l.host, l.target)

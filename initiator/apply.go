@@ -194,14 +194,12 @@ func (k *kernelKeeper) reach(ctx context.Context, s *seen, o volume.Connect, con
 
 // move connects to a target through another portal, and ends the path in use once the legs can be reached
 // over the new one. Before the target answers, it ends that path's controller and waits until its commands
-// have left the drives. Meanwhile the kernel holds the I/O, as at any loss of a connection: it connects
-// the old controller again only after a second (see reconnectDelay).
+// have left the drives. Meanwhile the kernel holds the I/O, as at any loss of a connection.
 func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
-	i := slices.IndexFunc(k.links, func(l volume.Link) bool { return l.NQN == o.Subsystem })
-	if i < 0 || k.moving[o.Subsystem] {
+	links := slices.DeleteFunc(slices.Clone(k.links), func(l volume.Link) bool { return l.NQN != o.Subsystem })
+	if len(links) == 0 || k.moving[o.Subsystem] {
 		return volume.ErrLater
 	}
-	links := slices.DeleteFunc(slices.Clone(k.links), func(l volume.Link) bool { return l.NQN != o.Subsystem })
 	var old []ending
 	for _, c := range s.controllers[o.Subsystem] {
 		if pathOf(c) == o.Path {
@@ -213,6 +211,9 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
 		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
 		for _, c := range old {
+			if err := k.kernel.host.SetReconnectDelay(c.Controller, reconnectMoved); err != nil {
+				k.log.Warn("the path that moves may connect again", "controller", c.Name, "err", err)
+			}
 			if silent { // or what is under way there waits until the kernel finds that out
 				k.destroySockets(ctx, c.Controller)
 			}
@@ -283,6 +284,10 @@ func reconnectDelay(p block.Portal) time.Duration {
 	}
 	return time.Second
 }
+
+// reconnectMoved is how long the kernel waits before it connects the old controller of a path that moves: the
+// target would end the new one.
+const reconnectMoved = 5 * time.Second
 
 func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, err error) {
 	r.connecting = false

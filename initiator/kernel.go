@@ -33,6 +33,7 @@ type host interface {
 	Connect(ctx context.Context, o fabrics.Options) (fabrics.Controller, error)
 	Disconnect(ctx context.Context, c fabrics.Controller) error
 	SetFailFast(c fabrics.Controller, on bool) (late bool, err error)
+	SetReconnectDelay(c fabrics.Controller, d time.Duration) error
 	DestroySockets(ctx context.Context, p block.Portal) (int, error)
 	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error

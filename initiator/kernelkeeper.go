@@ -24,6 +24,7 @@ const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
 	partWithin     = 2 * time.Second  // a target that answers ends a connection within 0.3 s
+	movingFor      = 6 * time.Second  // Debian's 6.1 sends I/O again only when a keep-alive in flight has timed out
 	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 
@@ -80,8 +81,8 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
 		Limits: volume.Limits{
 			Window: a.cfg.Window, Lease: a.cfg.Lease, Mute: min(cmp.Or(a.cfg.TargetPatience, userspace.TargetPatience), a.cfg.Window),
-			FailOver: cmp.Or(a.cfg.FailOver, userspace.FailOver),
-			Connect:  volume.ConnectPatience, Retry: volume.RetryLast,
+			FailOver: cmp.Or(a.cfg.FailOver, userspace.FailOver), Moving: movingFor,
+			Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 		},
 		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)

@@ -467,6 +467,8 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	return 1, nil
 }
 
+func (w *world) SetReconnectDelay(fabrics.Controller, time.Duration) error { return nil }
+
 func (w *world) SetFailFast(c fabrics.Controller, on bool) (late bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -179,6 +181,12 @@ func (t *Tree) SetFailFast(c Controller, on bool) (late bool, err error) {
 	}
 	now, err := t.controller(c.Name)
 	return now.NQN != c.NQN || now.State != Live && now.State != Resetting, err
+}
+
+// SetReconnectDelay sets how long the kernel waits, in whole seconds, before each attempt to connect a
+// controller again whose connection is lost from now on.
+func (t *Tree) SetReconnectDelay(c Controller, d time.Duration) error {
+	return t.tell(c, "reconnect_delay", strconv.Itoa(int(d/time.Second)))
 }
 
 func (t *Tree) remove(c Controller) error { return t.tell(c, "delete_controller", "1") }

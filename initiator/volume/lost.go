@@ -68,8 +68,8 @@ func (p *planner) judge(m *member, c CopySeen) {
 		m.Lost = lost(recordedStale, "recorded stale")
 	case c.State == Failed:
 		m.Lost = lost(RebuildFailed, "its rebuild failed: %s", c.Error)
-	case l.lost(p.s.Now, p.l.Window):
-		m.Lost = lost(NoAnswer, "no answer for more than %v", p.l.Window)
+	case l.lost(p.s.Now, p.window(m)):
+		m.Lost = lost(NoAnswer, "no answer for more than %v", p.window(m))
 	case absent.any():
 		m.Lost, m.Early = absent, true
 	case c.Error != "" && !p.w.ReadOnly: // a read was served by another copy
@@ -82,6 +82,15 @@ func (p *planner) judge(m *member, c CopySeen) {
 	case p.undecided(m, c):
 		m.Lost = lost(NoAnswer, "it did not answer, and the volume manager has not said whether that is recorded")
 	}
+}
+
+// window is how long a member may be silent. While its path moves to another portal, which has accepted a
+// connection, it has longer: to give it up would not end the wait sooner.
+func (p *planner) window(m *member) time.Duration {
+	if m.Link != nil && p.moving(m.Link.NQN) {
+		return max(p.l.Window, p.l.Moving)
+	}
+	return p.l.Window
 }
 
 // absent is why a member is lost although its window has not passed: nobody is there at its target.

@@ -429,9 +429,11 @@ type Limits struct {
 	// Silence after which a path moves to another portal: FailOver where the target replaces the
 	// old controller; Quiesce where only time shows that it is gone.
 	FailOver, Quiesce time.Duration
-	Stuck             time.Duration // that one I/O may take while its leg answers probes
-	Connect           time.Duration // to wait for a leg in sync while another is there
-	Retry             time.Duration // until a last copy with errors is tried again
+	// Moving: silence after which a leg is lost while its path is being moved, if that is more than Window.
+	Moving  time.Duration
+	Stuck   time.Duration // that one I/O may take while its leg answers probes
+	Connect time.Duration // to wait for a leg in sync while another is there
+	Retry   time.Duration // until a last copy with errors is tried again
 }
 
 // Capabilities say what a data path can do.
