@@ -189,6 +189,19 @@ func TestAPathMovesToAnotherNetwork(t *testing.T) {
 	}
 }
 
+// A controller is live before its namespaces are found. If the old one went then, the leg's device would go too.
+func TestThePathThatMovedStaysUntilTheLegsAreThere(t *testing.T) {
+	betweenRails(t, true, func(w *world, at, other string) {
+		w.scans = 400 * time.Millisecond
+		w.cutAt(at, true)
+		time.Sleep(2 * time.Second)
+		w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
+		if a := w.attachment(); a.GetPhase() != serving || len(w.heads) != 2 {
+			t.Errorf("after that it is %v, and there are %d heads", a, len(w.heads))
+		}
+	})
+}
+
 // Linux's target keeps the old controller, whose commands may still come: no path to it moves.
 func TestAPathToATargetThatKeepsOldControllersDoesNotMove(t *testing.T) {
 	betweenRails(t, false, func(w *world, at, other string) {

@@ -80,6 +80,7 @@ type world struct {
 	transports []pb.Transport           // of the portals of each target; TCP if empty
 	rails      bool                     // each target has a portal on another network, too
 	cut        map[string]bool          // addresses at which the network is cut
+	scans      time.Duration            // how long the kernel takes to find the namespaces of a second controller
 	perHost    bool                     // targets end a host's older controller when it connects again
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
@@ -362,7 +363,7 @@ func (w *world) addHead(l *pb.WantedLink, target string, c fabrics.Controller) {
 	uuid, _ := block.ParseUUID(l.Uuid)
 	for i := range w.heads {
 		if h := &w.heads[i]; h.nqn == block.NQN(l.Nqn) && h.NSID == l.Nsid && h.UUID == uuid {
-			h.Paths = append(h.Paths, fabrics.Path{Name: "p", Controller: c.Name})
+			go w.addPath(h.Dev, c)
 			return
 		}
 	}
@@ -375,6 +376,18 @@ func (w *world) addHead(l *pb.WantedLink, target string, c fabrics.Controller) {
 		Head: fabrics.Head{Name: fmt.Sprintf("nvme%dn1", w.next), NSID: l.Nsid, UUID: uuid, Dev: fmt.Sprintf("259:%d", w.next), Size: w.layout.LegSize(size)},
 		Live: true, Paths: []fabrics.Path{{Name: "p", Controller: c.Name}},
 	}})
+}
+
+// addPath makes a head reachable through another controller, once the kernel has scanned that.
+func (w *world) addPath(dev string, c fabrics.Controller) {
+	time.Sleep(w.scans)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.heads {
+		if h := &w.heads[i]; h.Dev == dev {
+			h.Paths = append(h.Paths, fabrics.Path{Name: "p", Controller: c.Name})
+		}
+	}
 }
 
 func (w *world) FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (fabrics.Namespace, error) {

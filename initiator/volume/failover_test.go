@@ -115,6 +115,30 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 	}
 }
 
+// To give up a leg whose path is being moved would not end the wait sooner.
+func TestALegWhosePathMovesHasLonger(t *testing.T) {
+	for _, c := range []struct {
+		moving bool
+		silent time.Duration
+		want   bool
+	}{
+		{false, 1900 * time.Millisecond, false},
+		{false, 2100 * time.Millisecond, true},
+		{true, 5900 * time.Millisecond, false},
+		{true, 6100 * time.Millisecond, true},
+	} {
+		p := mover()
+		p.l.Moving, p.s.Paths[0].Moving = 6*time.Second, c.moving
+		leg := p.w.Links[0].Leg
+		p.s.Legs = map[block.LegID]LegSeen{leg: {Ways: []WaySeen{{Path: p.s.Paths[0].Path, Silent: p.s.Now.Add(-c.silent), Looks: 9}}}}
+		m := member{Leg: leg, Link: &p.w.Links[0], Paths: []Path{p.s.Paths[0].Path}}
+		p.s.Columns = []ColumnSeen{{Copies: []CopySeen{{State: InSync}}}}
+		if p.judge(&m, CopySeen{State: InSync}); m.Lost.any() != c.want {
+			t.Errorf("moving %v, silent for %v: lost %q, want it lost: %v", c.moving, c.silent, m.Lost, c.want)
+		}
+	}
+}
+
 // A portal is trusted later after each outage. One outage counts once, however often the path is
 // tried there.
 func TestAPortalThatFallsSilentAgainIsTrustedLater(t *testing.T) {
