@@ -130,8 +130,13 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 		}
 	}
 
-	// With the good leg back all data is there.
+	// With the good leg back, a host copies to the stale one while nobody has the volume.
 	b.Up(first)
+	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 3*time.Minute)
+	if healed := b.LastEvent("volume db1", "volume.healing"); healed == nil || b.Volume("db1").GetAttachment() != nil {
+		t.Errorf("the volume is healthy, attached to %v, after %v", b.Volume("db1").GetAttachment(), healed)
+	}
+	first.Kill() // what is read then was copied
 	b.Eventually(time.Minute, "db1 can be served", func(ctx context.Context) error {
 		_, err := b.Try("attach", "db1", "--node", "c1")
 		return err
