@@ -210,16 +210,15 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
 	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
 		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
+		k.reconnectAfter(old, reconnectMoved)
 		for _, c := range old {
-			if err := k.kernel.host.SetReconnectDelay(c.Controller, reconnectMoved); err != nil {
-				k.log.Warn("the path that moves may connect again", "controller", c.Name, "err", err)
-			}
 			if silent { // or what is under way there waits until the kernel finds that out
 				k.destroySockets(ctx, c.Controller)
 			}
 		}
 		next, err := k.kernel.host.Connect(ctx, options)
 		if err != nil || !k.awaitLegs(ctx, links, next) {
+			k.reconnectAfter(old, reconnectDelay(o.Portal))
 			return next, err // the kernel goes on to try the old portal
 		}
 		for _, c := range old {
@@ -288,6 +287,14 @@ func reconnectDelay(p block.Portal) time.Duration {
 // reconnectMoved is how long the kernel waits before it connects the old controller of a path that moves: the
 // target would end the new one.
 const reconnectMoved = 5 * time.Second
+
+func (k *kernelKeeper) reconnectAfter(all []ending, d time.Duration) {
+	for _, c := range all {
+		if err := k.kernel.host.SetReconnectDelay(c.Controller, d); err != nil {
+			k.log.Warn("the delay of a controller's reconnects is not set", "controller", c.Name, "delay", d, "err", err)
+		}
+	}
+}
 
 func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, err error) {
 	r.connecting = false
