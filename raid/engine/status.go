@@ -34,15 +34,7 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 	now := c.v.clock.now()
 	for i := range c.shards {
 		for _, x := range c.shards[i].spans {
-			if x.p.kind == kindWrite && x.p.phase == phaseStarted {
-				s.Begun++
-			}
-			if h := x.p.held; h != 0 {
-				s.Held++
-				if *held == 0 || h < *held {
-					*held = h
-				}
-			}
+			x.p.addTo(s, held)
 			for copy := range legs {
 				switch on := &x.p.legs[copy]; on.state {
 				case partOut:
@@ -73,6 +65,20 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 		}
 	}
 	return legs
+}
+
+// addTo counts an extent IO in the status of its volume; see column.status.
+func (p *extentIO) addTo(s *Status, held *int64) {
+	if p.kind == kindWrite && p.phase == phaseStarted {
+		s.Begun++
+	}
+	if p.held == 0 {
+		return
+	}
+	s.Held++
+	if *held == 0 || p.held < *held {
+		*held = p.held
+	}
 }
 
 // lately is how much a rebuild copies in a second; nil copies nothing. It takes no lock: shards are
