@@ -843,6 +843,40 @@ func TestWhatAHostSaidBeforeTheLegsWereFrozenConfirmsNothing(t *testing.T) {
 	}
 }
 
+// All copies of a volume in use may have lost their caches, and none can be served: the manager waits, and
+// writes nothing meanwhile. Each record would be a new state that targets report to have, and so on without
+// end.
+func TestNothingIsWrittenWhileNoSuspectCopyCanBeServed(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	report := func() (records []Record) {
+		for _, x := range w.targets { // none of them finds its drive
+			x.generation = w.s.WantedTarget(x.name).Generation
+			r := w.targetReport(x)
+			r.Drives, r.Legs = nil, nil
+			out, err := w.s.Step(w.now, TargetReported{Session: 1, Report: r})
+			if err != nil {
+				t.Fatal(err)
+			}
+			records = append(records, out.Records...)
+		}
+		return records
+	}
+	report()
+	v := w.volume("db1")
+	for i := range v.Legs {
+		v.Legs[i].Suspect = true
+	}
+	w.s.unsettled[v.ID] = true
+	for range 3 {
+		if slices.ContainsFunc(report(), func(r Record) bool { return r.Key == volumeKey(v.ID) }) {
+			t.Error("a report that changes nothing writes the volume")
+		}
+	}
+	if v := w.volume("db1"); !v.Legs[0].Suspect || !v.Legs[1].Suspect {
+		t.Errorf("a leg is believed: %+v", v.Legs)
+	}
+}
+
 // A host that does not hold its I/O gets no snapshot taken of its volume, and the reason is told.
 func TestASnapshotThatCannotBeTakenIsGivenUp(t *testing.T) {
 	w := newSnapWorld(t, 1)
