@@ -21,11 +21,8 @@ import (
 func TestScenarioLateWrite(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Rails: true})
 	c1, t1, network := b.Clients[0], b.Targets[0], b.Cluster.Network()
-	for _, what := range []string{"old", "new"} {
-		shell(t, c1, fmt.Sprintf("yes %s | head -c 4096 > /tmp/%s", what, what))
-	}
-
 	late := lateWrites{t: t, network: network, host: c1, target: t1}
+	late.prepare()
 	t.Run("Linux with two paths loses the newer write", func(t *testing.T) {
 		late.t, late.device = t, twoPaths(t, b, c1, t1)
 		first := strings.TrimSpace(shell(t, c1, "grep -l traddr="+t1.Addr()+", /sys/class/nvme/nvme*/address"))
@@ -61,11 +58,7 @@ func TestScenarioLateWrite(t *testing.T) {
 		}
 		deliver()
 		time.Sleep(2 * time.Second)
-		b.Targets[1].Kill() // what is read then comes from t1
-		shell(t, c1, "dd if=/dev/zero of="+late.device+" bs=4096 count=1 seek=100 oflag=direct 2>/dev/null")
-		if kept := late.count("new"); kept != 4 {
-			t.Errorf("of 4 newer writes %d are left on the copy that missed them first; old ones: %d", kept, late.count("old"))
-		}
+		late.areKept(b.Targets[1])
 	})
 }
 
@@ -108,6 +101,24 @@ type lateWrites struct {
 	host, target *vm.Machine
 	device       string
 	moves        bool // the host goes on over another path at once
+}
+
+// prepare makes what is written.
+func (l lateWrites) prepare() {
+	l.t.Helper()
+	for _, what := range []string{"old", "new"} {
+		shell(l.t, l.host, fmt.Sprintf("yes %s | head -c 4096 > /tmp/%s", what, what))
+	}
+}
+
+// areKept checks that the target has all newer writes. The other one, which has the other copy, is killed.
+func (l lateWrites) areKept(other *vm.Machine) {
+	l.t.Helper()
+	other.Kill()
+	shell(l.t, l.host, "dd if=/dev/zero of="+l.device+" bs=4096 count=1 seek=100 oflag=direct 2>/dev/null")
+	if kept := l.count("new"); kept != 4 {
+		l.t.Errorf("of 4 newer writes %d are left on the copy that missed them first; old ones: %d", kept, l.count("old"))
+	}
 }
 
 // holdOldWrites begins to write "old" to each block, while what the host sends to the target is kept

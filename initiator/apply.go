@@ -201,10 +201,8 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 		return volume.ErrLater
 	}
 	var old []ending
-	for _, c := range s.controllers[o.Subsystem] {
-		if pathOf(c) == o.Path {
-			old = append(old, ending{Controller: c})
-		}
+	for _, c := range s.controllersOf(o.Path) {
+		old = append(old, ending{Controller: c})
 	}
 	silent := o.Silent > 0
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
@@ -235,10 +233,7 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	k.moving[o.Subsystem] = true
 	k.log.Warn("path moves", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent)
 	if silent {
-		for _, c := range old {
-			k.silent[c.Name] = true
-		}
-		k.memory.FellSilent(o.PathSeen, s.Now)
+		k.countOutage(s, o.Path, true)
 	}
 	return nil
 }
@@ -246,20 +241,23 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 // awaitLegs waits until the legs of a subsystem can be reached through a controller, and reports whether
 // they can. A controller is live before the kernel has found its namespaces.
 func (k *kernelKeeper) awaitLegs(ctx context.Context, links []volume.Link, c fabrics.Controller) bool {
-	found := func(l volume.Link) bool {
+	lacks := func(l volume.Link) bool {
 		n, err := k.kernel.host.FindNamespace(l.NQN, l.NSID, l.UUID)
-		return errors.Is(err, fabrics.ErrNoNamespace) || slices.ContainsFunc(n.Paths, func(p fabrics.Path) bool { return p.Controller == c.Name })
+		return !errors.Is(err, fabrics.ErrNoNamespace) && !slices.ContainsFunc(n.Paths, func(p fabrics.Path) bool { return p.Controller == c.Name })
 	}
-	for {
-		if !slices.ContainsFunc(links, func(l volume.Link) bool { return !found(l) }) {
-			return true
-		}
+	return poll(ctx, 20*time.Millisecond, func() bool { return !slices.ContainsFunc(links, lacks) })
+}
+
+// poll waits until is says so, and reports false if ctx ends first.
+func poll(ctx context.Context, every time.Duration, is func() bool) bool {
+	for !is() {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(every):
 		}
 	}
+	return true
 }
 
 // rdmaKeepAlive is so long that no keep-alive is under way, as a rule, when a path is cut: newer kernels
@@ -348,8 +346,8 @@ type ending struct {
 // is tried first: the kernel would try this one for a minute, if it is one of RDMA, and connect to
 // nobody else meanwhile.
 func (k *kernelKeeper) countOutage(s *seen, path volume.Path, mute bool) {
-	for _, c := range s.controllers[path.Subsystem] {
-		if pathOf(c) == path && !c.Going() && (mute || c.State != fabrics.Live) && !k.silent[c.Name] {
+	for _, c := range s.controllersOf(path) {
+		if !c.Going() && (mute || c.State != fabrics.Live) && !k.silent[c.Name] {
 			k.silent[c.Name] = true
 			k.memory.FellSilent(volume.PathSeen{Path: path, Answered: true}, s.Now)
 		}
@@ -362,10 +360,8 @@ func (k *kernelKeeper) countOutage(s *seen, path volume.Path, mute bool) {
 func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, mute, waits bool) error {
 	what := "release " + path.String()
 	var all []ending
-	for _, c := range s.controllers[path.Subsystem] {
-		if pathOf(c) == path {
-			all = append(all, ending{c, k.fast[c.Name], waits})
-		}
+	for _, c := range s.controllersOf(path) {
+		all = append(all, ending{c, k.fast[c.Name], waits})
 	}
 	return k.await(ctx, what, keeper.Patience, func() error { return k.disconnect(ctx, all, mute) }, func(err error) error {
 		if err == nil {
@@ -423,8 +419,8 @@ func (k *kernelKeeper) destroySockets(ctx context.Context, c fabrics.Controller)
 // before it connects, see reconnectDelay.
 func (k *kernelKeeper) failFast(ctx context.Context, s *seen, path volume.Path, on bool) error {
 	var errs error
-	for _, c := range s.controllers[path.Subsystem] {
-		if pathOf(c) != path || c.Going() {
+	for _, c := range s.controllersOf(path) {
+		if c.Going() {
 			continue
 		}
 		late, err := k.kernel.host.SetFailFast(c, on)
@@ -451,18 +447,12 @@ func (k *kernelKeeper) letGo(ctx context.Context, c fabrics.Controller) {
 
 // awaitChange waits until a controller is no longer in any of these states, and reports whether it is.
 func (k *kernelKeeper) awaitChange(ctx context.Context, c fabrics.Controller, patience time.Duration, states ...string) bool {
-	for deadline := time.Now().Add(patience); ; {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return poll(ctx, 50*time.Millisecond, func() bool {
 		all, err := k.kernel.host.Controllers()
-		there := err != nil || slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && slices.Contains(states, now.State) })
-		if !there || time.Now().After(deadline) {
-			return !there
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+		return err == nil && !slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && slices.Contains(states, now.State) })
+	})
 }
 
 // column carries out the steps of a column, and remembers its copies afterwards. Each step

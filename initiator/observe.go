@@ -169,6 +169,16 @@ func pathOf(c fabrics.Controller) volume.Path {
 	return volume.Path{Subsystem: c.NQN, Portal: c.Portal()}
 }
 
+// controllersOf lists the controllers of a path: an old one may still be going.
+func (s *seen) controllersOf(path volume.Path) (all []fabrics.Controller) {
+	for _, c := range s.controllers[path.Subsystem] {
+		if pathOf(c) == path {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
 func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
 	devices, err := k.kernel.dm.Devices(mirror.TopUUID(k.volume))
 	if err != nil {

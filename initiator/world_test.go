@@ -317,6 +317,14 @@ func (w *world) nodeAt(address string) string {
 	return node(int(address[len(address)-1]-'0') - 1)
 }
 
+// at names an address, where targets have several.
+func (w *world) at(address string) string {
+	if !w.rails {
+		return ""
+	}
+	return " at " + address
+}
+
 func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controller, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -339,10 +347,7 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 	if c.Transport != block.TCP {
 		over = " over " + string(c.Transport)
 	}
-	if w.rails {
-		over += " at " + o.Portal.Address
-	}
-	w.did("connect %s%s", target, over)
+	w.did("connect %s%s%s", target, over, w.at(o.Portal.Address))
 	if w.firstOver == nil {
 		w.firstOver = map[string]block.Transport{}
 	}
@@ -425,11 +430,7 @@ func (w *world) Disconnect(ctx context.Context, c fabrics.Controller) error {
 			return ctx.Err()
 		}
 	}
-	at := ""
-	if w.rails {
-		at = " at " + c.Address.Traddr
-	}
-	w.did("disconnect %s%s", w.nodeAt(c.Address.Traddr), at)
+	w.did("disconnect %s%s", w.nodeAt(c.Address.Traddr), w.at(c.Address.Traddr))
 	w.dropLocked(c.Name)
 	return nil
 }

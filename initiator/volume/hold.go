@@ -151,8 +151,8 @@ func (p *planner) holdForRequests() (held bool) {
 // unequal reports whether a leg in sync may lack a write that another one has: it has failed one, which
 // waits until its loss is recorded. A snapshot of both would have two contents.
 func (p *planner) unequal() bool {
-	return slices.ContainsFunc(p.members, func(m member) bool {
-		return m.Source && m.Link != nil && !p.w.ReadOnly && (m.Lost.any() || p.copy(m.Place).Error != "")
+	return !p.w.ReadOnly && slices.ContainsFunc(p.members, func(m member) bool {
+		return m.Source && m.Link != nil && (m.Lost.any() || p.copy(m.Place).Error != "")
 	})
 }
 

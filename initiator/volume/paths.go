@@ -233,14 +233,11 @@ func (p *planner) endSurplus() {
 // endReplaced disconnects paths whose controllers the target has ended, since the host has come back
 // over another one.
 func (p *planner) endReplaced(n block.NQN) {
-	of := func(state PathState) func(PathSeen) bool {
-		return func(path PathSeen) bool { return path.Subsystem == n && path.State == state }
-	}
-	if i := slices.IndexFunc(p.s.Paths, of(PathLive)); i < 0 || !p.s.Paths[i].Replaces {
-		return
-	}
+	replaced := slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool {
+		return path.Subsystem == n && path.State == PathLive && path.Replaces
+	})
 	for _, path := range p.s.Paths {
-		if of(PathSilent)(path) {
+		if replaced && path.Subsystem == n && path.State == PathSilent {
 			p.do(Disconnect{Path: path.Path})
 		}
 	}
