@@ -176,10 +176,11 @@ func (w *snapWorld) settle() {
 	w.slow = 0
 	for range 40 {
 		w.now = w.now.Add(20 * time.Millisecond)
-		for _, t := range w.targets {
-			w.targetActs(t)
+		for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+			w.targetActs(w.targets[name])
 		}
-		for _, h := range w.hosts {
+		for _, name := range slices.Sorted(maps.Keys(w.hosts)) {
+			h := w.hosts[name]
 			w.hostActs(h)
 			if len(h.writing) > 0 {
 				w.writes(h)
@@ -309,7 +310,9 @@ func (w *snapWorld) copies(t *snapTarget, l WantedLeg) {
 func (w *snapWorld) goBack(t *snapTarget, l WantedLeg) {
 	w.legs[l.Leg], t.ready[l.Leg] = w.legs[l.Origin.Leg], true
 	for _, h := range w.hosts {
-		if h.volumes[l.Volume.ID].Volume == l.Volume.ID && h.volumes[l.Volume.ID].Epoch >= l.Volume.Epoch {
+		a := h.volumes[l.Volume.ID]
+		released := a.Detach && h.writing[a.Volume] == nil // and its agent has said so, and not heard yet that it is over
+		if a.Volume == l.Volume.ID && a.Epoch >= l.Volume.Epoch && !released {
 			w.t.Fatalf("a leg of volume %s goes back while %s has it", l.Volume.Name, h.name)
 		}
 	}
@@ -329,7 +332,8 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 	}
 	report := DriveReport{Drive: d.ID, Cluster: w.s.ClusterID(), Device: d.Device, Extents: d.Extents, Reserve: d.Space}
 	r := TargetReport{Node: t.name, BootID: "1", Level: t.level, ClusterID: w.s.ClusterID(), Generation: t.generation, Thin: true, Snapshots: true, PlainSnapshots: true, Copies: t.level >= copiesLevel}
-	for id, l := range t.legs {
+	for _, id := range sorted(t.legs) {
+		l := t.legs[id]
 		img, based := l.Image, l.Kind == image.Based && !t.noTrees
 		if img.Kind == image.Based {
 			img.Kind = image.Plain
@@ -346,13 +350,14 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		}
 		r.Legs = append(r.Legs, made)
 	}
-	for id, since := range t.failed {
+	for _, id := range sorted(t.failed) {
+		since := t.failed[id]
 		if _, there := t.legs[id]; there && !t.ready[id] {
 			r.Problems = append(r.Problems, Problem{Object: "leg " + id.String(), Doing: "copy to leg", Cause: t.copyFails, Since: since})
 		}
 	}
-	for v, e := range t.admitted {
-		r.Admissions = append(r.Admissions, Admission{v, e})
+	for _, v := range sorted(t.admitted) {
+		r.Admissions = append(r.Admissions, Admission{v, t.admitted[v]})
 	}
 	r.Drives = []DriveReport{report}
 	return r
@@ -422,7 +427,8 @@ func (w *snapWorld) holding(h *snapHost, v block.VolumeID) bool {
 
 func (w *snapWorld) hostReport(h *snapHost) InitiatorReport {
 	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel, Freezes: !h.old}
-	for id, v := range h.volumes {
+	for _, id := range sorted(h.volumes) {
+		v := h.volumes[id]
 		a := AttachmentReport{Volume: id, Epoch: v.Epoch, Grant: v.Grant, Phase: PhaseServing, Tells: true, Holds: map[string]HoldState{}, Freezes: map[string]FreezeReport{}}
 		for _, x := range v.Holds {
 			a.Freezes[x.ID] = FreezeReport{Error: h.cannot}
@@ -452,8 +458,8 @@ func (w *snapWorld) hostReport(h *snapHost) InitiatorReport {
 
 // writes begins a write of a host, or goes on with it.
 func (w *snapWorld) writes(h *snapHost) {
-	for id, v := range h.volumes {
-		x := h.writing[id]
+	for _, id := range sorted(h.volumes) {
+		v, x := h.volumes[id], h.writing[id]
 		if x == nil {
 			if !w.holding(h, id) && !v.Detach && v.Mode != AttachSharedReadOnly {
 				w.numbers++
@@ -1677,6 +1683,26 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 }
 
 // Its legs stay for the clone alone. A store that is rebuilt from the drives does not make a volume of them.
+func TestASnapshotIsGivenUpAsItsVolumeIsDeleted(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	if err := w.take("mon", "db1"); err != nil || w.volume("db1@mon").State != VolumeCreating {
+		t.Fatalf("the snapshot is %s, %v", w.volume("db1@mon").State, err)
+	}
+	w.must(DeleteVolume{Volume: "db1"})
+	for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+		for _, l := range w.s.WantedTarget(name).Legs {
+			if !l.Origin.Leg.IsZero() && !l.Remove {
+				t.Errorf("%s is told to make leg %v of one that it is told to remove", name, l.Leg)
+			}
+		}
+	}
+	if got := w.volume("db1@mon").Failed; got != "volume db1 was deleted" {
+		t.Errorf("the snapshot: %q", got)
+	}
+}
+
 func TestADeletedVolumeThatSnapshotsNeedStaysDeletedInARebuiltStore(t *testing.T) {
 	w := newSnapWorldOf(t, 1, false)
 	if err := w.take("mon", "db1"); err != nil {

@@ -425,6 +425,9 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 		v.Snapshot = v.Snapshot.with(nil)
 	}
 	t.free(v)
+	for _, id := range t.s.takings.Get(v.ID) { // or a target is told to make their legs of those it is told to remove
+		t.unsure[id] = true
+	}
 	t.volumeEvent(v, event.Info, event.VolumeDeleting, "its legs are being freed")
 	return nil, nil
 }
