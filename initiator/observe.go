@@ -121,7 +121,7 @@ func (k *kernelKeeper) observePaths(s *seen) {
 		if r.connecting {
 			state = volume.PathConnecting
 		}
-		s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: state, Attempts: r.Failed, Error: r.Error})
+		s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: state, Turns: r.Turns, Error: r.Error})
 	}
 }
 

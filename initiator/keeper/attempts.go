@@ -2,12 +2,24 @@
 
 package keeper
 
-import "time"
+import (
+	"errors"
+	"syscall"
+	"time"
+
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// insist is how often a portal is tried while its target answers that it does not export the leg: 0.6 s. As
+// a rule a target exports a moment after the attachment was granted, and another of its portals would answer
+// the same: legs that went on to it would all leave the rail over which they were balanced.
+const insist = 3
 
 // Attempts counts the failed attempts to connect a path. The zero value stands for a path
 // without failed attempts.
 type Attempts struct {
 	Failed int
+	Turns  int       // how often another portal was to be tried first, after these failures
 	Next   time.Time // no attempt before
 	Error  string    // of the last attempt
 }
@@ -17,7 +29,17 @@ type Attempts struct {
 func (a *Attempts) Fail(err error) (differs bool) {
 	a.Next = time.Now().Add(min(2*time.Second, 200*time.Millisecond<<min(a.Failed, 4)))
 	a.Failed++
+	if !answered(err) || a.Failed >= insist {
+		a.Turns++
+	}
 	differs = a.Error != err.Error()
 	a.Error = err.Error()
 	return differs
+}
+
+// answered reports whether an attempt to connect was refused by the target's machine, so that the network
+// between is well. The kernel reports the target's refusal of a subsystem as EIO.
+func answered(err error) bool {
+	status := nvmetcp.Status(0)
+	return Refuses(err) || errors.Is(err, syscall.EIO) || errors.As(err, &status)
 }

@@ -77,11 +77,11 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 		case t.Error != "" && time.Since(t.Next) > time.Minute:
 			delete(k.tries, path) // there are no more attempts
 		default:
-			s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: volume.PathRefused, Attempts: t.Failed, Error: t.Error})
+			s.Paths = append(s.Paths, volume.PathSeen{Path: path, State: volume.PathRefused, Turns: t.Turns, Error: t.Error})
 		}
 	}
 	for path, r := range k.conns {
-		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Attempts: k.tries[path].Failed, Error: k.tries[path].Error}
+		seen := volume.PathSeen{Path: path, State: volume.PathConnecting, Turns: k.tries[path].Turns, Error: k.tries[path].Error}
 		if r.connection != nil {
 			live, err := r.connection.Live()
 			was := r.silence

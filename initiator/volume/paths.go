@@ -43,7 +43,7 @@ func (p *planner) paths(l *Link) int {
 }
 
 // portals lists the portals of a leg that are usable and not in use, the next to try first. A
-// portal that has refused goes to the end, and after it those that have fallen silent lately, the
+// portal that could not be connected goes to the end, and after it those that have fallen silent lately, the
 // latest last.
 func (p *planner) portals(l *Link) (all []block.Portal) {
 	for _, portal := range p.inTurn(l) {
@@ -55,7 +55,7 @@ func (p *planner) portals(l *Link) (all []block.Portal) {
 		x, y := Path{l.NQN, a}, Path{l.NQN, b}
 		return cmp.Or(
 			p.suspect(x).Compare(p.suspect(y)),
-			cmp.Compare(p.seen(x).Attempts, p.seen(y).Attempts),
+			cmp.Compare(p.seen(x).Turns, p.seen(y).Turns),
 		)
 	})
 	return all

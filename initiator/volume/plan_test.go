@@ -843,8 +843,8 @@ func TestALegHasNoMorePathsThanWanted(t *testing.T) {
 func TestPortalsAreTriedInTurn(t *testing.T) {
 	rdma := block.Portal{Transport: block.RDMA, Address: "192.0.2.9", Port: 4420}
 	l := &Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), rdma, portal(2)}} // a volume that begins at the second
-	refused := func(node, attempts int) PathSeen {
-		return PathSeen{Path: Path{"nqn.a", portal(node)}, State: PathRefused, Attempts: attempts}
+	refused := func(node, turns int) PathSeen {
+		return PathSeen{Path: Path{"nqn.a", portal(node)}, State: PathRefused, Turns: turns}
 	}
 	p := &planner{c: ways["copies"], s: &Seen{}, w: &Wanted{Links: []Link{*l}}, m: &Memory{}}
 	for i, c := range []struct {
@@ -852,6 +852,7 @@ func TestPortalsAreTriedInTurn(t *testing.T) {
 		want  []block.Portal
 	}{
 		{nil, []block.Portal{portal(1), portal(2), portal(0)}},
+		{[]PathSeen{refused(1, 0)}, []block.Portal{portal(1), portal(2), portal(0)}},
 		{[]PathSeen{refused(1, 1)}, []block.Portal{portal(2), portal(0), portal(1)}},
 		{[]PathSeen{refused(1, 1), refused(2, 1), refused(0, 1)}, []block.Portal{portal(1), portal(2), portal(0)}},
 		{[]PathSeen{{Path: Path{"nqn.a", portal(1)}, State: PathLive}}, []block.Portal{portal(2), portal(0)}},

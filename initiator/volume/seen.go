@@ -51,9 +51,9 @@ const (
 // PathSeen is a path and its state.
 type PathSeen struct {
 	Path
-	State    PathState
-	Attempts int    // failures since it was last live
-	Error    string // why it cannot be connected
+	State PathState
+	Turns int    // how often it has failed so, since it was last live, that another portal is to be tried first
+	Error string // why it cannot be connected
 	// Lingers: if the host has noticed that the connection is gone, ending the path can take a
 	// minute. FailsFast: its I/O does not wait for that; it fails as soon as the host notices.
 	Lingers, FailsFast bool
