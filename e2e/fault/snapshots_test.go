@@ -442,6 +442,9 @@ func (k *archive) await(s *shot, lost int, random *rand.Rand) {
 			return false, err
 		})
 	}
+	for p := range ready {
+		k.toldOfLoss(p.user)
+	}
 	if k.ended.Err() != nil {
 		return
 	}
@@ -474,6 +477,32 @@ func (k *archive) await(s *shot, lost int, random *rand.Rand) {
 		k.taken[p.name] = p
 		k.mu.Unlock()
 	}
+}
+
+// toldOfLoss notes that a snapshot may lack what the host of its volume had not flushed, if drives have lost
+// their caches and the manager has said so: the host had no device for it any more.
+func (k *archive) toldOfLoss(u *user) {
+	u.mu.Lock()
+	mayLose := u.mayLose
+	u.mu.Unlock()
+	if !mayLose {
+		return
+	}
+	k.until(100*time.Millisecond, func(ctx context.Context) (bool, error) {
+		list, err := k.api.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + string(u.name), Limit: 100})
+		if err != nil {
+			return false, err
+		}
+		newest := map[string]uint64{}
+		for _, e := range list.GetEvents() {
+			newest[e.GetKind()] = max(newest[e.GetKind()], e.GetSeq())
+		}
+		if newest["volume.writes-lost"] > newest["volume.attached"] {
+			u.powerLost()
+			k.count("lacks what was lost")
+		}
+		return true, nil
+	})
 }
 
 // reason is why a snapshot that is gone was not taken, by the events.

@@ -555,8 +555,8 @@ func (u *user) learn(io *block.IO, w *write, i, now int64) error {
 	return g.Acked(w.began, now)
 }
 
-// powerLost notes that all drives have lost what was not durable, and that the clients have
-// died.
+// powerLost notes that all drives have lost what was not durable, and that nobody does any more what was
+// under way.
 func (u *user) powerLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
