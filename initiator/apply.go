@@ -8,6 +8,7 @@ import (
 	"errors"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"weft.dev/weft/initiator/fabrics"
@@ -301,7 +302,8 @@ func (k *kernelKeeper) connected(path volume.Path, r *reach, o fabrics.Options, 
 		k.log.Info("connected", "nqn", o.NQN, "portal", o.Portal.String())
 		return
 	}
-	if r.Fail(err) {
+	answered := keeper.Refuses(err) || errors.Is(err, syscall.EIO) // for which the kernel reports each status that the target answers
+	if r.Fail(err, answered) {
 		k.log.Warn("connection failed", "nqn", o.NQN, "portal", o.Portal.String(), "err", err)
 	}
 }

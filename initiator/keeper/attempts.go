@@ -2,13 +2,7 @@
 
 package keeper
 
-import (
-	"errors"
-	"syscall"
-	"time"
-
-	"weft.dev/weft/proto/nvmetcp"
-)
+import "time"
 
 // insist is how often a portal is tried while its target answers that it does not export the leg: 0.6 s. As
 // a rule a target exports a moment after the attachment was granted, and another of its portals would answer
@@ -25,21 +19,15 @@ type Attempts struct {
 }
 
 // Fail counts an attempt that has failed now, and reports whether its error differs from the
-// previous one. The pause before the next attempt doubles from 0.2 s to 2 s.
-func (a *Attempts) Fail(err error) (differs bool) {
+// previous one. answered: the target refused, so the network between is well. The pause before the next
+// attempt doubles from 0.2 s to 2 s.
+func (a *Attempts) Fail(err error, answered bool) (differs bool) {
 	a.Next = time.Now().Add(min(2*time.Second, 200*time.Millisecond<<min(a.Failed, 4)))
 	a.Failed++
-	if !answered(err) || a.Failed >= insist {
+	if !answered || a.Failed >= insist {
 		a.Turns++
 	}
 	differs = a.Error != err.Error()
 	a.Error = err.Error()
 	return differs
-}
-
-// answered reports whether an attempt to connect was refused by the target's machine, so that the network
-// between is well. The kernel reports the target's refusal of a subsystem as EIO.
-func answered(err error) bool {
-	status := nvmetcp.Status(0)
-	return Refuses(err) || errors.Is(err, syscall.EIO) || errors.As(err, &status)
 }

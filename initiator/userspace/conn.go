@@ -4,12 +4,14 @@ package userspace
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 )
 
 // dial connects to a subsystem.
@@ -187,7 +189,8 @@ func (k *Keeper) connected(n volume.Path, r *reach, c connection, err error) {
 		delete(k.conns, n)
 	}
 	t := k.tries[n]
-	if t.Fail(err) {
+	_, status := errors.AsType[nvmetcp.Status](err)
+	if t.Fail(err, status || keeper.Refuses(err)) {
 		k.log.Warn("connection failed", "nqn", n.Subsystem, "err", err)
 	}
 	k.tries[n] = t
