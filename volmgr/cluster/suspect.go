@@ -119,13 +119,11 @@ func (s *State) answeredSince(node block.NodeName, l *Leg) bool {
 // believe ends the suspicion in a column whose in-sync legs are all suspect. If a host has
 // the volume it goes on with one of them, so believe waits until the best can be served.
 func (t *tx) believe(id block.VolumeID, column int) {
-	now := t.peek(id)
-	best := t.s.bestSuspect(now, column)
-	if now.open() && !t.s.servable(now.leg(best)) {
-		return // and nothing is written: each report of a target leads here
-	}
 	v := t.volume(id)
-	kept := v.leg(best)
+	kept := v.leg(t.s.bestSuspect(v, column))
+	if v.open() && !t.s.servable(kept) {
+		return
+	}
 	for _, l := range v.peers(kept) {
 		if v.open() {
 			t.evict(v, l.ID, l.loss()+", like all copies")

@@ -5,6 +5,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -234,24 +235,7 @@ func (t *tx) settleVolume(id block.VolumeID) {
 // commit swaps the clones into the state and returns what changed.
 func (t *tx) commit() Outcome {
 	s, wake := t.s, woken{}
-	var records []Record
-	for _, id := range sorted(t.volumes.upper) {
-		old, v := s.volumes.Get(id), t.volumes.upper[id]
-		s.index(old, v)
-		wake.users(old)
-		wake.users(v)
-		t.wakeOthers(wake, old, v)
-		records = append(records, t.volumes.commit(id, volumeKey(id)))
-		if v == nil {
-			delete(s.fences, id)
-			maps.DeleteFunc(s.uncopied, func(c columnOf, _ uncopied) bool { return c.volume == id })
-			delete(s.asked, id)
-			delete(s.answered, id)
-			for i := 0; old != nil && i < len(old.Legs); i++ {
-				s.trials.Forget(s.by, old.Legs[i].ID)
-			}
-		}
-	}
+	records := t.commitVolumes(wake)
 	for _, id := range sorted(t.drives.upper) {
 		d, old := t.drives.upper[id], s.drives[id]
 		s.indexDrive(old, d)
@@ -291,6 +275,32 @@ func (t *tx) commit() Outcome {
 	}
 	records = t.commitMeta(records)
 	return Outcome{Records: records, Wake: slices.Sorted(maps.Keys(wake)), Changed: wake, Events: t.events, Asked: asked}
+}
+
+// commitVolumes is commit for volumes. A record that changes nothing is not written: it would be a new state
+// that agents report to have, and if that leads to the same record again, the manager never rests.
+func (t *tx) commitVolumes(wake woken) (records []Record) {
+	s := t.s
+	for _, id := range sorted(t.volumes.upper) {
+		old, v := s.volumes.Get(id), t.volumes.upper[id]
+		s.index(old, v)
+		wake.users(old)
+		wake.users(v)
+		t.wakeOthers(wake, old, v)
+		if old == nil || v == nil || !reflect.DeepEqual(old, v) {
+			records = append(records, t.volumes.commit(id, volumeKey(id)))
+		}
+		if v == nil {
+			delete(s.fences, id)
+			maps.DeleteFunc(s.uncopied, func(c columnOf, _ uncopied) bool { return c.volume == id })
+			delete(s.asked, id)
+			delete(s.answered, id)
+			for i := 0; old != nil && i < len(old.Legs); i++ {
+				s.trials.Forget(s.by, old.Legs[i].ID)
+			}
+		}
+	}
+	return records
 }
 
 // wakeOthers wakes those that are told of another volume, or by another way, when v changes.

@@ -3,12 +3,14 @@
 package cluster
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -265,6 +267,7 @@ func (w *world) step(in Input) error {
 	if is, ok := in.(TargetReported); ok && err == nil && w.violation == "" {
 		w.violation = w.state.misheard(is)
 	}
+	w.violation = cmp.Or(w.violation, w.idle(in, out.Records))
 	keep(w.store, out.Records)
 	if w.stepped != nil {
 		w.stepped(in, out)
@@ -285,6 +288,17 @@ func (w *world) step(in Input) error {
 		}
 	}
 	return err
+}
+
+// idle finds a volume that is written although nothing of it has changed. Its agents would be told of a new
+// state, and report that they have it, and if that leads to the same again, the manager never rests.
+func (w *world) idle(in Input, records []Record) string {
+	for _, r := range records {
+		if was, known := w.store[r.Key]; known && strings.HasPrefix(r.Key, "v/") && bytes.Equal(was, r.Value) {
+			return fmt.Sprintf("%T writes %s, which has not changed", in, r.Key)
+		}
+	}
+	return ""
 }
 
 // repeats returns a report as an agent sends it: if it differs from the last one of its
