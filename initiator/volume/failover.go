@@ -99,7 +99,7 @@ func (p *planner) refuges(l *Link, path PathSeen) []block.Portal {
 	}
 	return slices.DeleteFunc(all, func(to block.Portal) bool {
 		tried := p.s.Tried[Path{l.NQN, to}]
-		return !tried.OK || tried.At.Before(path.Silent)
+		return !tried.OK || !tried.At.After(path.Silent)
 	})
 }
 
@@ -119,7 +119,7 @@ func (p *planner) trySilent() {
 		}
 		for _, portal := range p.inTurn(l) {
 			to := Path{l.NQN, portal}
-			if _, under := p.s.Trying[to]; !under && p.s.Tried[to].At.Before(path.Silent) {
+			if _, under := p.s.Trying[to]; !under && !p.s.Tried[to].At.After(path.Silent) {
 				p.do(Try{to})
 			}
 		}
@@ -128,7 +128,7 @@ func (p *planner) trySilent() {
 
 // dead reports whether a portal has accepted no connection since a time, though it was tried.
 func (p *planner) dead(path Path, since time.Time) bool {
-	if tried := p.s.Tried[path]; !tried.At.Before(since) {
+	if tried := p.s.Tried[path]; tried.At.After(since) { // a path moves to a portal that has just accepted one
 		return !tried.OK
 	}
 	began, under := p.s.Trying[path]
@@ -228,12 +228,12 @@ func (p *planner) patience(path PathSeen) time.Duration {
 	switch {
 	case !path.Replaces:
 		return p.l.Quiesce
+	case p.dead(path.Path, path.Silent): // also if it was greeted: then the network has failed since
+		return p.l.FailOver
 	case path.greeted():
 		return p.l.Window
-	case !p.dead(path.Path, path.Silent):
-		return 2 * p.l.FailOver
 	}
-	return p.l.FailOver
+	return 2 * p.l.FailOver
 }
 
 // greeted reports whether the target answers at a portal but does not let the host in yet: it

@@ -44,9 +44,15 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		want   []string
 	}{
 		{"silent", func(*planner, *PathSeen) {}, []string{to(1)}},
-		{"that waits for its older controller's commands", func(_ *planner, path *PathSeen) { path.State, path.Greeted = PathSilent, true }, nil},
+		{"that waits for its older controller's commands", func(p *planner, path *PathSeen) {
+			path.State, path.Greeted, p.s.Tried = PathSilent, true, map[Path]Tried{path.Path: {At: p.s.Now, OK: true}}
+		}, nil},
 		{"that waits for them for long", func(p *planner, path *PathSeen) {
 			path.State, path.Greeted, path.Silent = PathSilent, true, p.s.Now.Add(-3*time.Second)
+			p.s.Tried = map[Path]Tried{path.Path: {At: p.s.Now, OK: true}}
+		}, []string{to(1)}},
+		{"that was greeted, at a portal that has accepted no connection since", func(_ *planner, path *PathSeen) {
+			path.State, path.Greeted = PathSilent, true
 		}, []string{to(1)}},
 		{"disconnected", func(_ *planner, path *PathSeen) { path.State = PathSilent }, []string{to(1)}},
 		{"for a moment only", func(p *planner, path *PathSeen) { path.Silent = p.s.Now.Add(-500 * time.Millisecond) }, nil},
