@@ -130,10 +130,18 @@ func (k *archive) newestEvent(ctx context.Context) (uint64, error) {
 
 // wasTold reports whether there is an event after another one that says that a volume goes back.
 func (k *archive) wasTold(ctx context.Context, name block.VolumeName, after uint64) (bool, error) {
+	newest, err := k.newestOf(ctx, name)
+	return newest["volume.restoring"] > after, err
+}
+
+// newestOf has the number of the newest event of each kind of a volume.
+func (k *archive) newestOf(ctx context.Context, name block.VolumeName) (map[string]uint64, error) {
 	list, err := k.api.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + string(name), Limit: 100})
-	return slices.ContainsFunc(list.GetEvents(), func(e *pb.Event) bool {
-		return e.GetKind() == "volume.restoring" && e.GetSeq() > after
-	}), err
+	newest := map[string]uint64{}
+	for _, e := range list.GetEvents() {
+		newest[e.GetKind()] = max(newest[e.GetKind()], e.GetSeq())
+	}
+	return newest, err
 }
 
 // wentBack notes that the volume, which no host had, was made what these writes had left, at a moment from

@@ -479,8 +479,8 @@ func (k *archive) await(s *shot, lost int, random *rand.Rand) {
 	}
 }
 
-// toldOfLoss notes that a snapshot may lack what the host of its volume had not flushed, if drives have lost
-// their caches and the manager has said so: the host had no device for it any more.
+// toldOfLoss notes that a snapshot may lack unflushed writes, if drives have lost their caches and the manager
+// has said that writes are lost. No host has had a new device since.
 func (k *archive) toldOfLoss(u *user) {
 	u.mu.Lock()
 	mayLose := u.mayLose
@@ -489,19 +489,12 @@ func (k *archive) toldOfLoss(u *user) {
 		return
 	}
 	k.until(100*time.Millisecond, func(ctx context.Context) (bool, error) {
-		list, err := k.api.ListEvents(ctx, &pb.ListEventsRequest{Object: "volume " + string(u.name), Limit: 100})
-		if err != nil {
-			return false, err
-		}
-		newest := map[string]uint64{}
-		for _, e := range list.GetEvents() {
-			newest[e.GetKind()] = max(newest[e.GetKind()], e.GetSeq())
-		}
+		newest, err := k.newestOf(ctx, u.name)
 		if newest["volume.writes-lost"] > newest["volume.attached"] {
 			u.powerLost()
 			k.count("lacks what was lost")
 		}
-		return true, nil
+		return err == nil, err
 	})
 }
 

@@ -555,8 +555,8 @@ func (u *user) learn(io *block.IO, w *write, i, now int64) error {
 	return g.Acked(w.began, now)
 }
 
-// powerLost notes that all drives have lost what was not durable, and that nobody does any more what was
-// under way.
+// powerLost notes that drives may have lost all writes that were not durable, and that no write under way
+// can still happen.
 func (u *user) powerLost() {
 	u.mu.Lock()
 	defer u.mu.Unlock()

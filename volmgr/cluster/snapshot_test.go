@@ -1688,7 +1688,6 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 	}
 }
 
-// Its legs stay for the clone alone. A store that is rebuilt from the drives does not make a volume of them.
 func TestASnapshotIsGivenUpAsItsVolumeIsDeleted(t *testing.T) {
 	w := newSnapWorld(t, 1)
 	w.must(Detach{Volume: "db1"})
@@ -1709,6 +1708,7 @@ func TestASnapshotIsGivenUpAsItsVolumeIsDeleted(t *testing.T) {
 	}
 }
 
+// Its legs stay for the clone alone. A store that is rebuilt from the drives does not make a volume of them.
 func TestADeletedVolumeThatSnapshotsNeedStaysDeletedInARebuiltStore(t *testing.T) {
 	w := newSnapWorldOf(t, 1, false)
 	if err := w.take("mon", "db1"); err != nil {

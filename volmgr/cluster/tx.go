@@ -287,7 +287,7 @@ func (t *tx) commitVolumes(wake woken) (records []Record) {
 		wake.users(old)
 		wake.users(v)
 		t.wakeOthers(wake, old, v)
-		if old == nil || v == nil || !reflect.DeepEqual(old, v) {
+		if !reflect.DeepEqual(old, v) {
 			records = append(records, t.volumes.commit(id, volumeKey(id)))
 		}
 		if v == nil {
