@@ -37,8 +37,9 @@ const (
 	infoMisses = 208 // recursion_misses
 )
 
-// license: the kernel's helpers that the program calls are open to any.
-const license = "Apache-2.0"
+// license of the program in program.go as the kernel is told: since Linux 6.2 it lets only programs under the GPL
+// read its types, struct bio here.
+const license = "GPL"
 
 // attributes is a union bpf_attr.
 type attributes [attrSize]byte

@@ -1,11 +1,11 @@
-// SPDX-License-Identifier: Apache-2.0
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
 package written
 
 import "encoding/binary"
 
 // This file is the program that the kernel runs, and an assembler of the few instructions that it
-// consists of (Linux, Documentation/bpf/instruction-set.rst).
+// consists of (Linux, Documentation/bpf/instruction-set.rst). The kernel gets it under the GPL.
 
 // A device's memory is an array of words of 64 bits.
 const (
