@@ -155,10 +155,21 @@ func checkNotOlder(old, next *pb.VolumeLabel) error {
 var ErrNeeded = errors.New("snapshots or clones need what is in its extents")
 
 // RemoveLeg frees the extents of a leg; it is not an error if the leg is not there. Those of a tree go
-// to the reserve with its last leg. A leg under the tree of others is not removed: ErrNeeded.
+// to the reserve with its last leg. A leg under the tree of others is not removed: ErrNeeded; see RemoveBase.
 func (l *Label) RemoveLeg(id block.LegID) error {
 	if leg := l.Leg(id); leg != nil && Based(leg) && !l.Alone(leg) {
 		return ErrNeeded
+	}
+	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
+	l.uproot()
+	return nil
+}
+
+// RemoveBase is RemoveLeg for a leg under the tree of others, none of whom needs what is in its extents. The tree
+// keeps its id, which is that of the leg.
+func (l *Label) RemoveBase(id block.LegID) error {
+	if leg := l.Leg(id); leg != nil && !Based(leg) {
+		return fmt.Errorf("leg %v: not a based one", id)
 	}
 	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
 	l.uproot()

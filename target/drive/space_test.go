@@ -144,6 +144,14 @@ func TestALegThatOthersNeedIsNotRemoved(t *testing.T) {
 	if err := l.RemoveLeg(legID(1)); !errors.Is(err, ErrNeeded) || len(l.Legs) != 2 {
 		t.Errorf("with a snapshot's leg in its tree: %v, want %v; legs are %v", err, ErrNeeded, l.Legs)
 	}
+	if err := l.RemoveBase(legID(2)); err == nil {
+		t.Error("a leg that is no base was removed as one")
+	}
+	without := l.clone()
+	must(t, without.RemoveBase(legID(1)))
+	if len(without.Legs) != 1 || without.Tree(tree) == nil || len(without.Tree(tree).Extents) != 1 {
+		t.Errorf("without the leg that nobody needs: %v, %v", without.Legs, without.Trees)
+	}
 	must(t, l.RemoveLeg(legID(2)))
 	must(t, l.RemoveLeg(legID(1)))
 	if len(l.Legs) > 0 || len(l.Trees) > 0 {

@@ -39,6 +39,23 @@ func FormatOver(p Place, object block.UUID, size block.Size, note []byte) (*Tree
 	return t, nil
 }
 
+// LeaveBase deletes the leg that the base belongs to, unless other objects are over the base: needed. Once
+// Reclaim has given back what was deleted, Base is empty, and the extents are not read any more. It can be
+// repeated. The leg must not be open.
+func (t *Tree) LeaveBase(leg block.UUID) (needed bool, err error) {
+	t.admin.Lock()
+	over := map[uint32]bool{}
+	for _, l := range t.super.layers { // by id: parents come first
+		over[l.ID] = l.Base || over[l.Parent]
+		needed = needed || over[l.ID] && l.State != StateDoomed && l.Object != leg
+	}
+	t.admin.Unlock()
+	if needed {
+		return true, nil
+	}
+	return false, t.Delete(leg)
+}
+
 func baseSize(extents []uint32) block.Size { return block.Size(len(extents)) * block.ExtentSize }
 
 // Base returns the extents of the base, in the order of its bytes; none if no layer needs it.

@@ -446,3 +446,43 @@ func TestTheBaseGoesWithItsLastLayer(t *testing.T) {
 		agree(t, tree)
 	})
 }
+
+// A leg leaves its base when no other object is over that, also not one that was made from what is deleted.
+func TestALegLeavesItsBase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, tree, leg := over(t)
+		want := readObject(leg)
+		must(t, tree.Freeze(id(1), id(2), nil))
+		must(t, tree.Clone(id(2), id(3), objectSize, nil))
+		leave := func() bool {
+			t.Helper()
+			needed, err := tree.LeaveBase(id(1))
+			must(t, err)
+			must(t, tree.Reclaim(t.Context()))
+			return !needed
+		}
+		if leave() {
+			t.Error("it left while a snapshot is over the base")
+		}
+		must(t, tree.Delete(id(2)))
+		if leave() || len(tree.Base()) == 0 {
+			t.Error("it left while a clone is over the base")
+		}
+		must(t, tree.Flatten(t.Context(), these(3), unpaced))
+		if needed, err := tree.LeaveBase(id(1)); needed || !errors.Is(err, ErrInUse) {
+			t.Errorf("it left while it was open: %v, %v", needed, err)
+		}
+		leg.Close()
+		for range 2 {
+			if !leave() || len(tree.Base()) > 0 {
+				t.Errorf("nobody needs the base, and it is %v", tree.Base())
+			}
+		}
+		clone, err := tree.Leg(id(3))
+		must(t, err)
+		if got := readObject(clone); !slices.Equal(got, want) {
+			t.Errorf("the clone reads %x, want %x", got, want)
+		}
+		agree(t, tree)
+	})
+}

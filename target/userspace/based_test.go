@@ -328,3 +328,97 @@ func TestWhyALegIsNotCopiedBackIsSeen(t *testing.T) {
 		t.Errorf("after it was copied: %v", tree.unsettled.Load())
 	}
 }
+
+// A leg under the tree of others goes as soon as none of them needs what is in its extents: a clone that was
+// flattened does not. The tree stays, and its extents are another leg's then.
+func TestALegGoesFromUnderAFlattenedClone(t *testing.T) {
+	p := newPlain(t)
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{'a'}, 4<<20), 0))
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	p.swap(t)
+	p.carveSnapshot(t, monday, leg)
+	must(t, p.prepare(monday, plainSize, freezeOf(leg)))
+	p.carve(t, copied)
+	must(t, p.prepare(copied, plainSize, cloneOf(monday)))
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{'b'}, 4096), 0))
+	p.write(t, copied, 'c', 1)
+	must(t, p.machine.Legs.Do(step(dm.OpRemove, nil)))
+	needed := func(by string) {
+		t.Helper()
+		if err := p.disk.FreeLeg(leg); !errors.Is(err, drive.ErrNeeded) || p.disk.Label().Leg(leg) == nil {
+			t.Fatalf("it was freed while %s needs it: %v", by, err)
+		}
+	}
+	needed("a snapshot")
+	must(t, p.disk.FreeLeg(monday))
+	needed("a clone")
+	p.use(t, copied, func(Device) {
+		must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
+		p.flat(t)
+		for p.disk.FreeLeg(leg) != nil {
+			time.Sleep(time.Millisecond) // what is deleted comes free in the background
+		}
+		must(t, p.disk.FreeLeg(leg))
+	})
+	l := p.disk.Label()
+	if l.Leg(leg) != nil || l.Tree(leg.String()) == nil || len(l.Legs) != 1 {
+		t.Fatalf("the label is %+v", l)
+	}
+	must(t, p.disk.Update(func(l *drive.Label) error {
+		return l.PutLeg(&pb.LegLabel{
+			LegId: legB.String(), Extents: []*pb.Extent{{Start: 0, Count: 1}}, Image: pb.ImageKind_IMAGE_KIND_PLAIN, Revision: 1, Zeroed: true,
+			Volume: &pb.VolumeLabel{VolumeId: legB.String()},
+		})
+	}))
+	n, err := p.machine.Drives.Number(p.path)
+	must(t, err)
+	other := mapLeg(t, p.machine.Legs, dm.Table{{Length: plainSize, Target: dm.Linear{Device: dm.RefTo(n), Offset: drive.FirstExtent}}})
+	must(t, block.WriteAt(other, bytes.Repeat([]byte{'x'}, 4<<20), 0))
+	p.holds(t, copied, "acaa")
+	p.end(t)
+	p.start(t)
+	p.open(t)
+	p.holds(t, copied, "acaa")
+	p.machine.Drives.background.Wait()
+	must(t, p.disk.FreeLeg(copied))
+	if l := p.disk.Label(); len(l.Trees) != 0 || drive.CountExtents(l.Reserve) != 2 {
+		t.Errorf("after the clone the label is %+v", l)
+	}
+	p.end(t)
+}
+
+// A process that ends while a leg goes from under others leaves that to the next one.
+func TestTheNextProcessFreesALegThatNobodyNeeds(t *testing.T) {
+	p := newPlain(t)
+	must(t, block.WriteAt(p.leg, bytes.Repeat([]byte{'a'}, 4096), 0))
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	p.swap(t)
+	p.carveSnapshot(t, monday, leg)
+	must(t, p.prepare(monday, plainSize, freezeOf(leg)))
+	p.carve(t, copied)
+	must(t, p.prepare(copied, plainSize, cloneOf(monday)))
+	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
+	p.flat(t)
+	must(t, p.disk.FreeLeg(monday))
+	if err := p.disk.FreeLeg(leg); !errors.Is(err, mapped.ErrInUse) {
+		t.Fatalf("it was freed in use: %v", err)
+	}
+	must(t, p.machine.Legs.Do(step(dm.OpRemove, nil)))
+	p.use(t, copied, func(Device) {
+		tree := p.disk.held.trees.get(leg.String())
+		if needed, err := tree.LeaveBase(leg.UUID); needed || err != nil { // it ends here
+			t.Fatalf("the leg is needed: %v, %v", needed, err)
+		}
+	})
+	p.end(t)
+	p.start(t)
+	p.open(t)
+	for p.disk.FreeLeg(leg) != nil {
+		time.Sleep(time.Millisecond)
+	}
+	p.holds(t, copied, "a")
+	if l := p.disk.Label(); l.Leg(leg) != nil || len(l.Legs) != 1 {
+		t.Errorf("the label is %+v", l)
+	}
+	p.end(t)
+}

@@ -339,7 +339,8 @@ func reach(t *mapped.Tree, id block.LegID, size block.Size) error {
 }
 
 // FreeLeg removes a leg from its tree and then from the label, and the tree with its last leg. The leg
-// must not be in use. Its space comes free in the background.
+// must not be in use. Its space comes free in the background. One under the tree of others is removed when none of
+// them needs what is in its extents; until then it fails: drive.ErrNeeded if that depends on them.
 func (d *Disk) FreeLeg(id block.LegID) error {
 	return d.inTurn(func() error {
 		label, err := certain(d.Drive)
@@ -362,7 +363,7 @@ func (h *held) cut(label *drive.Label, leg *pb.LegLabel, id block.LegID) error {
 		return h.fell(label, name)
 	}
 	if drive.Based(leg) {
-		return drive.ErrNeeded
+		return h.leaveBase(name, id)
 	}
 	if !label.Tree(name).GetFormatted() {
 		return nil // nothing is in it
@@ -378,6 +379,24 @@ func (h *held) cut(label *drive.Label, leg *pb.LegLabel, id block.LegID) error {
 		return nil // nobody can open it any more; it goes with its last leg
 	}
 	return err
+}
+
+// leaveBase takes a leg out of a tree over its extents in which others stay, and lets the label forget it. Whoever
+// makes others over the leg, a snapshot or a clone, takes the same turn.
+func (h *held) leaveBase(name string, id block.LegID) error {
+	return h.within(name, func(t *openTree) error {
+		needed, err := t.LeaveBase(id.UUID)
+		switch {
+		case err != nil:
+			return err
+		case needed:
+			return drive.ErrNeeded
+		case len(t.Base()) > 0:
+			h.reclaim(name, t)
+			return errors.New("what was deleted in its tree is being given back")
+		}
+		return h.label.Load().Update(func(l *drive.Label) error { return l.RemoveBase(id) })
+	})
 }
 
 // fell makes the extents of a tree nobody's, while the label still keeps them from others.

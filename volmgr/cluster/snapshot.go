@@ -1011,6 +1011,14 @@ type Flatten struct {
 
 func (v *Volume) flattening() bool { return v.Flatten != nil && v.Flatten.Ended.IsZero() }
 
+// flattened reports whether a volume, or the one of which it is a snapshot, was made independent.
+func flattened(v *Volume, peek func(block.VolumeID) *Volume) bool {
+	if v.IsSnapshot() {
+		v = peek(v.Snapshot.Volume)
+	}
+	return v != nil && v.Flatten != nil && !v.flattening()
+}
+
 // FlattenVolume makes a volume independent of the snapshot as which it began. It is complete when
 // Flatten.Ended is set. Result: Volume.
 type FlattenVolume struct{ Volume string }
@@ -1032,7 +1040,7 @@ func (in FlattenVolume) apply(t *tx) (view, error) {
 	return volumeResult(v.ID), nil
 }
 
-// mayFlatten refuses a volume that shares nothing, or would go on to need others.
+// mayFlatten refuses a volume that shares nothing.
 func (s *State) mayFlatten(v *Volume) error {
 	switch {
 	case v.IsSnapshot():
@@ -1043,27 +1051,7 @@ func (s *State) mayFlatten(v *Volume) error {
 	case !v.usable():
 		return refused(ReasonNotReady, v.object(), "%s", v.unready()).hint("`weft explain volume %s` says what it waits for", v.Name)
 	}
-	for i := range v.Legs {
-		if over := s.baseUnder(&v.Legs[i]); over != "" {
-			return (&Error{Kind: Unimplemented, Field: "volume", Object: v.object(), Text: fmt.Sprintf("%s: %v is in the extents of volume %s, which is not thin, and stays there", v.object(), &v.Legs[i], over)}).
-				hint("move its legs to other drives, where they are independent: `weft leg move %s %d.%d`", v.Name, v.Legs[i].Column, v.Legs[i].Copy)
-		}
-	}
 	return nil
-}
-
-// baseUnder names the volume that is not thin, and in the tree over whose leg another leg is; empty if there
-// is none.
-func (s *State) baseUnder(l *Leg) string {
-	if !l.mayInherit() {
-		return ""
-	}
-	for id := range s.inTree.Get(l.Tree).Keys() {
-		if base := s.volumes.Get(id); base.leg(block.LegID{UUID: l.Tree}) != nil && !base.Thin {
-			return string(base.Name)
-		}
-	}
-	return ""
 }
 
 // mayInherit reports whether a leg may share something with legs of other volumes.

@@ -557,6 +557,17 @@ func (s *State) overBase(l *Leg) []string {
 	return overBase(l, s.inTree.Get(l.tree()).Keys(), s.volumes.Get)
 }
 
+// needBase names those of them that need what is in the leg's extents. The target, which knows what its tree is,
+// has the last word.
+func (s *State) needBase(l *Leg) []string {
+	return overBase(l, s.inTree.Get(l.tree()).Keys(), func(id block.VolumeID) *Volume {
+		if v := s.volumes.Get(id); v != nil && !flattened(v, s.volumes.Get) {
+			return v
+		}
+		return nil
+	})
+}
+
 func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *Volume) (names []string) {
 	if !l.Based {
 		return nil
@@ -571,11 +582,13 @@ func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *V
 	return slices.Compact(names)
 }
 
-// wakeBases wakes the targets of legs that are being deleted, and were kept for a leg that is gone.
+// wakeBases wakes the targets of legs that are being deleted, and were kept for a leg that is gone, or needs
+// nothing of others any more.
 func (t *tx) wakeBases(wake woken, old, new *Volume) {
 	for i := 0; old != nil && i < len(old.Legs); i++ {
 		l := &old.Legs[i]
-		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil {
+		independent := old.flattening() && new != nil && !new.flattening()
+		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil && !independent {
 			continue
 		}
 		for id := range t.s.inTree.Get(l.Tree).Keys() {
@@ -621,7 +634,10 @@ func (s *State) baseWaitsFor(l *Leg) string {
 		return ""
 	}
 	if !l.Returning {
-		return "what is written goes beside what these need: " + some(s.overBase(l), 4)
+		if names := s.needBase(l); len(names) > 0 {
+			return "what is written goes beside what these need: " + some(names, 4)
+		}
+		return "it keeps its tree, in which there are others, which do not need what it holds: " + some(s.overBase(l), 4)
 	}
 	if on := s.targets[l.Node]; on != nil {
 		if left := on.legs.Get(l.ID).Returning; left > 0 {
@@ -633,8 +649,8 @@ func (s *State) baseWaitsFor(l *Leg) string {
 
 // freeingWaitsFor says why a leg that is being deleted is still there, if its target can free it.
 func (s *State) freeingWaitsFor(l *Leg) string {
-	if names := s.overBase(l); len(names) > 0 {
-		return fmt.Sprintf("%s to be deleted, which need what it holds", some(names, 4))
+	if names := s.needBase(l); len(names) > 0 {
+		return fmt.Sprintf("%s to be deleted or flattened, which need what it holds", some(names, 4))
 	}
 	return fmt.Sprintf("target %s is freeing its extents", l.Node)
 }

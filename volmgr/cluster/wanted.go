@@ -81,7 +81,7 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	return WantedLeg{
 		Flatten: flatten, FlattenWait: wait,
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
-		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.overBase(&l)) == 0,
+		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.needBase(&l)) == 0,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: s.originOf(v, &l),
 	}
 }
