@@ -135,7 +135,7 @@ type Where struct {
 // Pool has a connection to each subsystem whose legs were asked about. Its methods may be called
 // concurrently. The zero Pool is ready for use.
 type Pool struct {
-	Dial func(ctx context.Context, network, address string) (net.Conn, error) // nil: the network
+	Dial dialer // nil: the network
 	Log  *slog.Logger
 
 	mu     sync.Mutex
@@ -262,6 +262,7 @@ func (p *Pool) dial(ctx context.Context, w Where) (*host.Controller, error) {
 			config.Portals = append(config.Portals, at.HostPort())
 		}
 	}
+	ctx, config.Dial = untilRefused(ctx, len(config.Portals), config.Dial)
 	if !w.Keys.IsZero() {
 		var err error
 		if config.HostKey, config.ControllerKey, err = dhchap.NewKeys(w.Keys.Host.Reveal(), w.Keys.Controller.Reveal()); err != nil {
@@ -270,6 +271,28 @@ func (p *Pool) dial(ctx context.Context, w Where) (*host.Controller, error) {
 	}
 	return host.Connect(ctx, config)
 }
+
+// untilRefused returns a context that ends when all n portals refuse connections in a row: the target keeps no
+// lists, since it offers them before the kernel has the legs. Nobody need wait then until the attempt to connect is
+// given up.
+func untilRefused(ctx context.Context, n int, dial dialer) (context.Context, dialer) {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	refused := 0 // one portal is tried at a time
+	return ctx, func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			refused = 0
+		} else if refused++; refused >= n {
+			giveUp(err)
+		}
+		return c, err
+	}
+}
+
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // leg is one leg behind a connection of the pool.
 type leg struct {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -97,6 +98,42 @@ func TestWhoeverKeepsTheListIsAsked(t *testing.T) {
 
 // Whoever asks waits for the attempt to connect. When the pool is closed the attempt ends, instead of going
 // on for as long as it may take, and nothing connects any more.
+// Where nobody listens there is no list: that is said at once, and again whenever it is asked. One portal that is
+// silent may come back.
+func TestARefusedConnectionIsAnAnswer(t *testing.T) {
+	for name, test := range map[string]struct {
+		silent string
+		after  time.Duration
+		want   error
+	}{
+		"both portals refuse":   {after: time.Second, want: syscall.ECONNREFUSED},
+		"one of them is silent": {silent: "b:4421", after: ListTimeout, want: context.DeadlineExceeded},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &Pool{Log: slog.New(slog.DiscardHandler), Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
+				if address == test.silent {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+			}}
+			defer p.Close()
+			l := p.Leg(Where{Subsystem: "nqn.2026-11.dev.weft:x", Host: block.HostFromID(block.UUID{1}), Portals: []block.Portal{
+				{Transport: block.TCP, Address: "a", Port: 4420}, {Transport: block.TCP, Address: "b", Port: 4420},
+			}})
+			for range 2 {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), ListTimeout)
+				_, err := l.Written(ctx)
+				cancel()
+				if took := time.Since(began); !errors.Is(err, test.want) || took > test.after {
+					t.Errorf("%s: %v after %v, want %v after %v at most", name, err, took, test.want, test.after)
+				}
+			}
+		})
+	}
+}
+
 func TestAClosedPoolConnectsNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dials := 0
