@@ -1410,6 +1410,50 @@ func TestALegOfASnapshotThatNoRecordHasIsFreed(t *testing.T) {
 	}
 }
 
+// A leg that no record has goes with its volume, also from a target that is away meanwhile.
+func TestALegThatNoRecordHasGoesWithItsVolume(t *testing.T) {
+	for _, thin := range []bool{false, true} {
+		for _, name := range []string{"db1", "db1@mon"} {
+			w := newSnapWorldOf(t, 1, thin)
+			if err := w.take("mon", "db1"); err != nil {
+				t.Fatal(err)
+			}
+			w.must(Detach{Volume: "db1"})
+			w.settle()
+			v := w.volume(name)
+			of := w.targets[v.Legs[0].Node].legs[v.Legs[0].ID]
+			for _, spare := range w.targets {
+				if slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == spare.name }) {
+					continue
+				}
+				stray := of
+				stray.Leg, stray.Tree, stray.Origin = block.LegID{UUID: block.UUID{9}}, block.UUID{9}, LegOrigin{}
+				if stray.Kind != image.Mapped {
+					stray.Image, stray.Tree = image.Image{Kind: image.Plain, Extents: []image.Extent{{Start: 9, Count: image.Count(of.Extents)}}}, block.UUID{}
+				}
+				spare.legs[stray.Leg], spare.ready[stray.Leg], w.frozen[stray.Leg] = stray, true, true
+				w.must(TargetReported{Session: 1, Report: w.targetReport(spare)})
+				spare.down = true
+				w.must(TargetLost{Session: 1, Node: spare.name})
+				if name == "db1" {
+					w.must(DeleteVolume{Volume: "db1@mon"})
+				}
+				w.must(DeleteVolume{Volume: name})
+				w.settle()
+				if v := w.volume(name); v == nil || v.leg(stray.Leg) == nil {
+					t.Fatalf("thin %v: %s, of which %s has a leg, is %+v", thin, name, spare.name, v)
+				}
+				spare.down = false
+				w.settle()
+				if _, there := spare.legs[stray.Leg]; there || w.volume(name) != nil || len(w.s.Status().Wrong) > 0 {
+					t.Errorf("thin %v: %s: there %v, %+v, %q", thin, name, there, w.volume(name), w.s.Status().Wrong)
+				}
+				break
+			}
+		}
+	}
+}
+
 // A target is never told to make a leg that is to be copied of nothing, and nothing is copied by targets or
 // from targets that cannot.
 func TestWhatIsCopiedNeverBeginsAsNothing(t *testing.T) {

@@ -706,7 +706,7 @@ func (s *State) complete(v *Volume, l *Leg) bool {
 
 // strayLeg is the leg that a label is of.
 func (v *Volume) strayLeg(d *Drive, label *evidence.LegLabel) Leg {
-	l := Leg{ID: label.Leg, Column: label.Column, Drive: d.ID, Node: d.Node, Image: label.Image, Place: v.nextPlace(), Revision: label.Revision}
+	l := Leg{ID: label.Leg, Column: label.Column, Drive: d.ID, Node: d.Node, Image: label.Image, Based: label.Based, Place: v.nextPlace(), Revision: label.Revision}
 	if label.Tree != label.Leg.UUID {
 		l.Tree = label.Tree
 	}
@@ -744,6 +744,23 @@ func (t *tx) freeStray(v *Volume, d *Drive, label *evidence.LegLabel) {
 	v.Legs = append(v.Legs, l)
 	v.sortLegs()
 	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, so it is freed", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
+}
+
+// freeStrays has the legs of a volume freed that labels list and its record does not, as the volume is deleted: a
+// store that was restored, or has lost its newest records, would not know to what they belong.
+func (t *tx) freeStrays(v *Volume) {
+	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
+		on := t.s.targets[name]
+		for _, id := range sorted(on.unknown) {
+			d := t.drives.peek(id)
+			for i := range on.drives[id].Legs {
+				label := &on.drives[id].Legs[i]
+				if d != nil && d.Node == name && label.Volume.ID == v.ID && v.leg(label.Leg) == nil && label.Column < v.Layout.Stripes {
+					t.freeStray(v, d, label)
+				}
+			}
+		}
+	}
 }
 
 // explainStrays names the legs of a snapshot that no record has, and that stay for now.

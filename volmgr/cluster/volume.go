@@ -432,7 +432,7 @@ func (in DeleteVolume) apply(t *tx) (view, error) {
 	return nil, nil
 }
 
-// free has a volume's legs freed.
+// free has a volume's legs freed, and those that only labels list.
 func (t *tx) free(v *Volume) {
 	v.State, v.Restored, v.ExpandingTo, v.Restoring = VolumeDeleting, false, 0, nil
 	v.DeletedAt = t.gen
@@ -440,6 +440,7 @@ func (t *tx) free(v *Volume) {
 	for i := range v.Legs {
 		v.Legs[i].State = LegDeleting
 	}
+	t.freeStrays(v)
 }
 
 // settleDeleting drops the legs that their drives have freed, and then the volume.
