@@ -263,7 +263,7 @@ func (t *tx) newSnapshot(in CreateSnapshots, i int, origin *Volume) (*Volume, er
 		return nil, (&Error{Kind: Unimplemented, Object: origin.object(), Field: "freeze", Text: fmt.Sprintf("%s: attached to %s, whose agent cannot freeze file systems", origin.object(), who)}).
 			hint("upgrade it: `weft upgrade plan` says how; or take the snapshot without freezing")
 	}
-	if origin.users() == "" && !origin.equal() {
+	if origin.users() == "" && (!origin.equal() || origin.Holder != "") { // only a host that gets it ends that
 		return nil, refused(ReasonCopiesDiffer, origin.object(), "its copies may differ, since its last host did not release it cleanly").
 			hint("attach it to one host, which makes them equal: `weft attach %s --node NODE`", origin.Name)
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/evidence"
@@ -1731,6 +1732,62 @@ func TestASnapshotOfAVolumeThatIsNotThin(t *testing.T) {
 			t.Errorf("after the last snapshot a leg is %+v", l)
 		}
 	}
+}
+
+// After its host was forced off, a volume with one copy in sync is not frozen before a host has it or heals it, and
+// none heals it while a snapshot of it is taken: so none is begun.
+func TestNoSnapshotWaitsForAHostThatWasForcedOff(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	v := w.volume("db1")
+	for i := range v.Legs[1:] { // as after a rebuild that was cut short
+		v.Legs[1+i].State, v.Legs[1+i].Revision = LegRebuilding, v.Legs[1+i].Revision+1
+	}
+	w.must(Detach{Volume: "db1", Force: true})
+	if v := w.volume("db1"); v.Holder == "" || !v.equal() {
+		t.Fatalf("held by %q, copies equal %v", v.Holder, v.equal())
+	}
+	if err := w.take("mon", "db1"); !isReason(err, ReasonCopiesDiffer) || !strings.Contains(err.(*Error).Hint, "weft attach db1") {
+		t.Errorf("a snapshot is taken: %v", err)
+	}
+}
+
+// A snapshot that cannot be taken is given up after a minute, whatever the clock is set to meanwhile: not hours
+// later, and not at once.
+func TestASnapshotIsGivenUpInTimeWhenTheClockIsSet(t *testing.T) {
+	for _, set := range []time.Duration{-15 * time.Hour, 0, 15 * time.Hour} {
+		w := newSnapWorld(t, 1)
+		for _, x := range w.targets {
+			x.down = true
+			w.must(TargetLost{Session: 1, Node: x.name})
+		}
+		began := w.now
+		at := func(passed, set time.Duration) { w.now = stepped(began.Add(passed), set) }
+		at(0, 0)
+		if err := w.take("mon", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		for passed := time.Second; passed < 2*takeFor; passed += time.Second {
+			at(passed, set)
+			w.must(Tick{})
+			v := w.volume("db1@mon")
+			if goesOn := v != nil && v.State == VolumeCreating; goesOn != (passed <= takeFor) {
+				t.Errorf("the clock is set by %v: after %v it goes on: %v", set, passed, goesOn)
+				break
+			}
+		}
+	}
+}
+
+// stepped is a time as read after the clock was set by some time: the difference between two of them does not
+// change. Package time offers no way to make one; it holds a flag, 33 bits of seconds since 1885 and 30 bits of
+// nanoseconds in its first word, and the reading that is never set in the second.
+func stepped(t time.Time, by time.Duration) time.Time {
+	wall := t.Add(by).Sub(time.Date(1885, 1, 1, 0, 0, 0, 0, time.UTC))
+	words := (*[2]uint64)(unsafe.Pointer(&t))
+	reading := uint64(t.Sub(time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC)))
+	words[0] = 1<<63 | uint64(wall/time.Second)<<30 | uint64(wall%time.Second)
+	words[1] = reading
+	return t
 }
 
 func TestASnapshotIsGivenUpAsItsVolumeIsDeleted(t *testing.T) {

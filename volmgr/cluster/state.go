@@ -591,6 +591,9 @@ func (s *State) StepFor(now time.Time, in Input, asked *audit.Asked) (Outcome, e
 	}
 	t := newTx(s, now)
 	t.asked = asked
+	if set := setBy(s.now, now); set.Abs() > clockSlack {
+		t.retime(func(at time.Time) time.Time { return at.Add(set) })
+	}
 	result, err := in.apply(t)
 	if err != nil {
 		return Outcome{}, err
@@ -608,14 +611,28 @@ func (s *State) StepFor(now time.Time, in Input, asked *audit.Asked) (Outcome, e
 	return out, nil
 }
 
+// clockSlack is how much a clock may be adjusted without anybody noticing.
+const clockSlack = time.Second
+
+// setBy is by how much the clock was set between two of its times: what it has gone on beside the time that has
+// passed. It is zero if one of the two does not know that.
+func setBy(before, now time.Time) time.Duration {
+	return now.Round(0).Sub(before.Round(0)) - now.Sub(before)
+}
+
 // rebase makes the recorded times for which somebody waits times of this manager's clock: none is in the
-// future, and, as those that it will record itself, they do not move when that clock is set.
+// future. When that clock is set later, they are set with it: records have the time of day alone.
 func (t *tx) rebase() {
+	t.retime(func(at time.Time) time.Time { return t.now.UTC().Add(-max(0, t.now.Sub(at))) })
+}
+
+// retime changes the recorded times for which somebody waits.
+func (t *tx) retime(change func(time.Time) time.Time) {
 	here := func(at time.Time) time.Time {
 		if at.IsZero() {
 			return at
 		}
-		return t.now.UTC().Add(-max(0, t.now.Sub(at)))
+		return change(at)
 	}
 	for id := range t.s.volumes.All() {
 		v := t.peek(id)
