@@ -292,7 +292,7 @@ func (k *Keeper) closeDevice(ctx context.Context, force bool) error {
 // cache is asked all the same: its answer shows that the leg is there.
 func (k *Keeper) flushLegs(ctx context.Context, o volume.FlushLegs) error {
 	if k.Busy(o.String()) { // that flush began before this withholding
-		return volume.ErrLater
+		return fmt.Errorf("%w: %v", keeper.ErrBusy, o)
 	}
 	m := &k.memory.Memory
 	m.WithholdFor(o)

@@ -670,15 +670,19 @@ func (s *State) hostProblem(v *Volume, a *Attachment) (Problem, bool) {
 	return Problem{}, false
 }
 
-// pathProblems lists what a host reports of its paths to a volume: nothing waits for that.
-func (s *State) pathProblems(v *Volume, a *Attachment) (facts []string) {
+// hostProblems lists what a host reports of a volume and of its paths to it, beside what the attachment waits for:
+// a call that does not return, for example.
+func (s *State) hostProblems(v *Volume, a *Attachment) (facts []string) {
 	i := s.initiators[a.Node]
 	if i == nil {
 		return nil
 	}
 	for _, p := range i.status.Problems {
-		if p.Object == "paths "+v.ID.String() {
+		switch p.Object {
+		case "paths " + v.ID.String():
 			facts = append(facts, fmt.Sprintf("on host %s, %s", a.Node, p.Cause))
+		case "attachment " + v.ID.String():
+			facts = append(facts, fmt.Sprintf("host %s reports: %s", a.Node, p.Cause))
 		}
 	}
 	return facts

@@ -118,7 +118,7 @@ func (s *State) explainAttachment(e *Explanation, v *Volume) {
 	if a.GaveUp != "" {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s gave up its device of the previous epoch: %s; programs that had it open get errors until they open it again", a.Node, a.GaveUp))
 	}
-	e.Facts = append(e.Facts, s.pathProblems(v, a)...)
+	e.Facts = append(e.Facts, s.hostProblems(v, a)...)
 	if r, old := s.releasing(v, a); old {
 		e.Actions = append(e.Actions, fmt.Sprintf("on %s, unmount the device of epoch %d or stop the programs that have it open; then the new device is created", a.Node, r.Epoch))
 	}

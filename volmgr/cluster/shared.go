@@ -580,7 +580,7 @@ func (s *State) explainShared(e *Explanation, v *Volume) {
 	for i := range v.Shared {
 		a := &v.Shared[i]
 		e.Facts = append(e.Facts, fmt.Sprintf("attachment to %s, epoch %d: %s since %s", a.Node, a.Epoch, strings.ToLower(string(a.State)), a.Since.UTC().Format(time.RFC3339)))
-		e.Facts = append(e.Facts, s.pathProblems(v, a)...)
+		e.Facts = append(e.Facts, s.hostProblems(v, a)...)
 		if v.open() {
 			for _, wait := range s.attachmentWaits(v, a) {
 				e.Waits = append(e.Waits, fmt.Sprintf("%s: %s", a.Node, wait))

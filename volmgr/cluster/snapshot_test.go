@@ -2000,3 +2000,22 @@ func TestASnapshotIsNotCopiedBesideItsOtherCopy(t *testing.T) {
 		t.Errorf("beside a copy on the same node: %q", why)
 	}
 }
+
+// What a host reports of a volume beside what its I/O waits for is told, too: a call that does not return, for
+// example.
+func TestWhatAHostReportsOfAVolumeIsTold(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	v, h := w.volume("db1"), w.hosts["c1"]
+	r := w.hostReport(h)
+	for i := range r.Attachments {
+		if r.Attachments[i].Volume == v.ID {
+			r.Attachments[i].Phase, r.Attachments[i].WaitingFor = PhaseStalled, "all legs to answer"
+		}
+	}
+	r.Problems = append(r.Problems, Problem{Object: "attachment " + v.ID.String(), Doing: "keep the volume", Cause: "flush has not returned yet"})
+	w.must(InitiatorReported{Session: 1, Report: r})
+	text, _ := explained(t, w, "db1")
+	if !strings.Contains(text, "all legs to answer") || !strings.Contains(text, "host c1 reports: flush has not returned yet") {
+		t.Errorf("explained as\n%s", text)
+	}
+}
