@@ -96,8 +96,6 @@ func TestWhoeverKeepsTheListIsAsked(t *testing.T) {
 	}
 }
 
-// Whoever asks waits for the attempt to connect. When the pool is closed the attempt ends, instead of going
-// on for as long as it may take, and nothing connects any more.
 // Where nobody listens there is no list: that is said at once, and again whenever it is asked. One portal that is
 // silent may come back.
 func TestARefusedConnectionIsAnAnswer(t *testing.T) {
@@ -134,6 +132,8 @@ func TestARefusedConnectionIsAnAnswer(t *testing.T) {
 	}
 }
 
+// Whoever asks waits for the attempt to connect. When the pool is closed the attempt ends, instead of going
+// on for as long as it may take, and nothing connects any more.
 func TestAClosedPoolConnectsNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dials := 0

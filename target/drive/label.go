@@ -160,8 +160,7 @@ func (l *Label) RemoveLeg(id block.LegID) error {
 	if leg := l.Leg(id); leg != nil && Based(leg) && !l.Alone(leg) {
 		return ErrNeeded
 	}
-	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
-	l.uproot()
+	l.removeLeg(id)
 	return nil
 }
 
@@ -171,9 +170,13 @@ func (l *Label) RemoveBase(id block.LegID) error {
 	if leg := l.Leg(id); leg != nil && !Based(leg) {
 		return fmt.Errorf("leg %v: not a based one", id)
 	}
+	l.removeLeg(id)
+	return nil
+}
+
+func (l *Label) removeLeg(id block.LegID) {
 	l.Legs = slices.DeleteFunc(l.Legs, func(leg *pb.LegLabel) bool { return leg.LegId == id.String() })
 	l.uproot()
-	return nil
 }
 
 // Admit raises the admitted epoch of all legs of a volume to at least epoch.

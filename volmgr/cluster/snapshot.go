@@ -1012,9 +1012,9 @@ type Flatten struct {
 func (v *Volume) flattening() bool { return v.Flatten != nil && v.Flatten.Ended.IsZero() }
 
 // flattened reports whether a volume, or the one of which it is a snapshot, was made independent.
-func flattened(v *Volume, peek func(block.VolumeID) *Volume) bool {
+func (s *State) flattened(v *Volume) bool {
 	if v.IsSnapshot() {
-		v = peek(v.Snapshot.Volume)
+		v = s.volumes.Get(v.Snapshot.Volume)
 	}
 	return v != nil && v.Flatten != nil && !v.flattening()
 }

@@ -5,6 +5,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -746,33 +747,45 @@ func (t *tx) freeStray(v *Volume, d *Drive, label *evidence.LegLabel) {
 	t.volumeEvent(v, event.Info, event.LegRetired, fmt.Sprintf("%v, on drive %s: no record had it, as after a store was lost, so it is freed", &l, d.Device), "leg", l.ID.String(), "node", string(l.Node))
 }
 
-// freeStrays has the legs of a volume freed that labels list and its record does not, as the volume is deleted: a
-// store that was restored, or has lost its newest records, would not know to what they belong.
-func (t *tx) freeStrays(v *Volume) {
-	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
-		on := t.s.targets[name]
-		for _, id := range sorted(on.unknown) {
-			d := t.drives.peek(id)
-			for i := range on.drives[id].Legs {
-				label := &on.drives[id].Legs[i]
-				if d != nil && d.Node == name && label.Volume.ID == v.ID && v.leg(label.Leg) == nil && label.Column < v.Layout.Stripes {
-					t.freeStray(v, d, label)
+// stray is a label of a leg that its volume's record does not have, and where it is.
+type stray struct {
+	node  block.NodeName
+	drive block.DriveID
+	label *evidence.LegLabel
+}
+
+// straysOf yields those of a volume.
+func (s *State) straysOf(v *Volume) iter.Seq[stray] {
+	return func(yield func(stray) bool) {
+		for _, node := range slices.Sorted(maps.Keys(s.targets)) {
+			on := s.targets[node]
+			for _, id := range sorted(on.unknown) {
+				for i := range on.drives[id].Legs {
+					label := &on.drives[id].Legs[i]
+					if label.Volume.ID == v.ID && v.leg(label.Leg) == nil && !yield(stray{node, id, label}) {
+						return
+					}
 				}
 			}
 		}
 	}
 }
 
+// freeStrays has the legs of a volume freed that labels list and its record does not, as the volume is deleted: a
+// store that was restored, or has lost its newest records, would not know to what they belong.
+func (t *tx) freeStrays(v *Volume) {
+	for x := range t.s.straysOf(v) {
+		if d := t.drives.peek(x.drive); d != nil && d.Node == x.node && x.label.Column < v.Layout.Stripes {
+			t.freeStray(v, d, x.label)
+		}
+	}
+}
+
 // explainStrays names the legs of a snapshot that no record has, and that stay for now.
 func (s *State) explainStrays(e *Explanation, v *Volume) {
-	for _, node := range slices.Sorted(maps.Keys(s.targets)) {
-		on := s.targets[node]
-		for _, id := range sorted(on.unknown) {
-			for i := range on.drives[id].Legs {
-				if label := &on.drives[id].Legs[i]; label.Volume.ID == v.ID && v.lostTrackOf(label) {
-					e.Facts = append(e.Facts, fmt.Sprintf("drive %v on %s has leg %v of it, which no record has, as after a store was lost: it is freed once column %d has all of its copies, since it may be of another moment", id, node, label.Leg, label.Column))
-				}
-			}
+	for x := range s.straysOf(v) {
+		if v.lostTrackOf(x.label) {
+			e.Facts = append(e.Facts, fmt.Sprintf("drive %v on %s has leg %v of it, which no record has, as after a store was lost: it is freed once column %d has all of its copies, since it may be of another moment", x.drive, x.node, x.label.Leg, x.label.Column))
 		}
 	}
 }

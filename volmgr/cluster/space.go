@@ -561,7 +561,7 @@ func (s *State) overBase(l *Leg) []string {
 // has the last word.
 func (s *State) needBase(l *Leg) []string {
 	return overBase(l, s.inTree.Get(l.tree()).Keys(), func(id block.VolumeID) *Volume {
-		if v := s.volumes.Get(id); v != nil && !flattened(v, s.volumes.Get) {
+		if v := s.volumes.Get(id); v != nil && !s.flattened(v) {
 			return v
 		}
 		return nil
@@ -585,9 +585,9 @@ func overBase(l *Leg, ids iter.Seq[block.VolumeID], peek func(block.VolumeID) *V
 // wakeBases wakes the targets of legs that are being deleted, and were kept for a leg that is gone, or needs
 // nothing of others any more.
 func (t *tx) wakeBases(wake woken, old, new *Volume) {
+	independent := old != nil && new != nil && old.flattening() && !new.flattening()
 	for i := 0; old != nil && i < len(old.Legs); i++ {
 		l := &old.Legs[i]
-		independent := old.flattening() && new != nil && !new.flattening()
 		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil && !independent {
 			continue
 		}
