@@ -82,6 +82,14 @@ func ParseCheckpoint(c *Command) Checkpoint {
 	return Checkpoint{NSID: c.NSID(), Commit: c.CDW(10)&1 != 0, Token: le.Uint64(c[48:])}
 }
 
+// ReplaceCommand makes an AdminReplace command.
+func ReplaceCommand() Command {
+	var c Command
+	c.SetOpcode(AdminReplace)
+	c.SetSGL(Transport(0))
+	return c
+}
+
 // WrittenHeaderSize is the length of a WrittenLog without its Regions.
 const WrittenHeaderSize = 64
 

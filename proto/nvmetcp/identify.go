@@ -118,12 +118,18 @@ type Controller struct {
 	// subsystem a host may have. A further one replaces the oldest, and is answered only when
 	// the commands of that one have left the devices. 0: there is no such promise.
 	PerHost uint16
+
+	// Replacer is Weft's own, too: the controller speaks for another target of the same subsystem, and
+	// answers AdminReplace.
+	Replacer bool
 }
 
-// Where PerHost is, and the mark before it: other targets may have something else there.
+// Where Weft's own fields are, and the mark before them: other targets may have something else there.
 const (
-	vendorOffset = 3072
-	vendorMark   = "weft"
+	vendorOffset   = 3072
+	vendorMark     = "weft"
+	vendorPerHost  = vendorOffset + len(vendorMark) // 16 bits
+	vendorReplacer = vendorPerHost + 2              // bit 0
 )
 
 // The bits of Controller fields.
@@ -201,9 +207,10 @@ func (c *Controller) Append(b []byte) []byte {
 	le.PutUint16(o[1800:], c.ICDOFF)
 	o[1802], o[1803] = c.FCATT, c.MSDBD
 	le.PutUint16(o[1804:], c.OFCS)
-	if c.PerHost != 0 {
+	if c.PerHost != 0 || c.Replacer {
 		copy(o[vendorOffset:], vendorMark)
-		le.PutUint16(o[vendorOffset+len(vendorMark):], c.PerHost)
+		le.PutUint16(o[vendorPerHost:], c.PerHost)
+		o[vendorReplacer] = byte(bit(c.Replacer, 0))
 	}
 	return b
 }
@@ -231,8 +238,8 @@ func ParseController(b []byte) (Controller, error) {
 		IOCapsule: le.Uint32(b[1792:]), IOResponse: le.Uint32(b[1796:]), ICDOFF: le.Uint16(b[1800:]),
 		FCATT: b[1802], MSDBD: b[1803], OFCS: le.Uint16(b[1804:]),
 	}
-	if own := b[vendorOffset:]; string(own[:len(vendorMark)]) == vendorMark {
-		c.PerHost = le.Uint16(own[len(vendorMark):])
+	if string(b[vendorOffset:vendorPerHost]) == vendorMark {
+		c.PerHost, c.Replacer = le.Uint16(b[vendorPerHost:]), b[vendorReplacer]&1 != 0
 	}
 	return c, nil
 }

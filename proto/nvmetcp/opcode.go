@@ -27,6 +27,10 @@ const (
 	AdminBehind       Opcode = 0xc1 // the same for a leg that is copied to, with data for the controller
 	// AdminGetDifferences is Weft's own, see GetDifferences.
 	AdminGetDifferences Opcode = 0xc2
+	// AdminReplace is Weft's own, to a controller that speaks for another target, such as the kernel's
+	// (Controller.Replacer). The answer says that this host's controllers of the subsystem there have
+	// ended, that their commands have left the devices, and that the host can connect there anew.
+	AdminReplace Opcode = 0xc3
 )
 
 // Opcodes on I/O queues (NVM, figure 16).
@@ -88,7 +92,7 @@ var adminNames = map[Opcode]string{
 	AdminSetFeatures: "Set Features", AdminGetFeatures: "Get Features", AdminAsyncEvent: "Asynchronous Event Request",
 	AdminKeepAlive: "Keep Alive", AdminFormatNVM: "Format NVM", AdminSecuritySend: "Security Send",
 	AdminSecurityRecv: "Security Receive", AdminSanitize: "Sanitize", AdminCheckpoint: "Checkpoint", AdminBehind: "Checkpoint of a Copy",
-	AdminGetLBAStatus: "Get LBA Status", AdminGetDifferences: "Get Differences",
+	AdminGetLBAStatus: "Get LBA Status", AdminGetDifferences: "Get Differences", AdminReplace: "Replace",
 }
 
 var ioNames = map[Opcode]string{

@@ -359,7 +359,7 @@ func TestFieldsAreWhereTheSpecificationHasThem(t *testing.T) {
 	cqe.SetSQHead(0x0506)
 	cqe.SetStatus(InvalidField | DNR)
 	controller := Controller{MDTS: 5, Version: 0x20000, Type: ControllerIO, KeepAliveGranularity: 10, SQES: 0x66, CQES: 0x44,
-		Namespaces: 1024, ONCS: 0x0c, SGLS: 0x300001, Subsystem: "sub", IOCapsule: 516, IOResponse: 1, MSDBD: 1, ANAGroupMax: 128, PerHost: 1}
+		Namespaces: 1024, ONCS: 0x0c, SGLS: 0x300001, Subsystem: "sub", IOCapsule: 516, IOResponse: 1, MSDBD: 1, ANAGroupMax: 128, PerHost: 1, Replacer: true}
 	namespace := Namespace{Size: 0x10000, Shared: true, ANAGroup: 1, NGUID: [16]byte{0xaa}, Formats: []LBAFormat{{BlockShift: 12}}}
 	entry := DiscoveryEntry{Transport: TransportTCP, Family: FamilyIPv4, Type: SubsystemNVM, PortID: 1, ControllerID: 0xffff,
 		AdminQueue: 32, Service: "4420", Subsystem: "sub", Address: "192.0.2.1", Security: 2}
@@ -385,7 +385,7 @@ func TestFieldsAreWhereTheSpecificationHasThem(t *testing.T) {
 		{"Write NLB, FUA", rw[:], 48, []byte{7, 0, 0, 0x40}},
 		{"completion", cqe[:], 8, []byte{6, 5, 0, 0, 8, 7, 4, 0x80}},
 		{"MDTS", controller.Append(nil), 77, []byte{5}},
-		{"Weft's mark and PerHost", controller.Append(nil), 3072, []byte("weft\x01\x00")},
+		{"Weft's mark, PerHost and Replacer", controller.Append(nil), 3072, []byte("weft\x01\x00\x01")},
 		{"VER", controller.Append(nil), 80, []byte{0, 0, 2, 0}},
 		{"CNTRLTYPE", controller.Append(nil), 111, []byte{1}},
 		{"KAS", controller.Append(nil), 320, []byte{10, 0}},

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"context"
 	"math"
 
 	"weft.dev/weft/proto/nvmetcp"
@@ -35,6 +36,8 @@ func (c *conn) admin(r *request, p *nvmetcp.PDU, q *queue) error {
 		r.abort(a)
 	case nvmetcp.AdminCheckpoint:
 		r.finish(a.checkpoint(nvmetcp.ParseCheckpoint(&r.cmd)))
+	case nvmetcp.AdminReplace:
+		r.replaceElsewhere(a)
 	case nvmetcp.AdminGetLBAStatus:
 		c.getLBAStatus(r, a)
 	case nvmetcp.AdminGetDifferences:
@@ -63,6 +66,36 @@ func (r *request) abort(a *association) {
 	}
 	r.result = 1 // not aborted
 	r.finish(nvmetcp.Success)
+}
+
+// replaceElsewhere has the target for which the subsystem speaks end the host's controllers, beside what else
+// the connection does.
+func (r *request) replaceElsewhere(a *association) {
+	replace := a.sub.cfg.Replace
+	if replace == nil {
+		r.finish(nvmetcp.InvalidOpcode | dnr)
+		return
+	}
+	c := r.c
+	c.inside.Add(1)
+	go func() {
+		defer c.leave()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		go func() {
+			select {
+			case <-a.killed: // nobody waits for the answer
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		if err := replace(ctx); err != nil {
+			c.t.log.Warn("controllers are not replaced", "subsystem", a.sub.cfg.NQN, "host", a.host.NQN, "err", err)
+			r.finish(nvmetcp.InternalError)
+			return
+		}
+		r.finish(nvmetcp.Success)
+	}()
 }
 
 // respond copies a data structure into the reply and finishes the command.

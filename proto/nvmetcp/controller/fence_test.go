@@ -172,6 +172,47 @@ func TestAHostsNewControllerWaitsForItsOldOnesWrites(t *testing.T) {
 	}
 }
 
+// A subsystem that speaks for another target has the host's controllers there ended. It offers that, and says how
+// it went; it gives up when the host has gone.
+func TestAHostHasItsControllersElsewhereReplaced(t *testing.T) {
+	replace := nvmetcp.ReplaceCommand()
+	w := newWorld(t)
+	p := w.admin(hostA)
+	p.want(p.do(replace, nil, nil), nvmetcp.InvalidOpcode)
+
+	asked, answer := make(chan context.Context, 1), make(chan error, 1)
+	w = newWorld(t, func(_ *Config, s *SubsystemConfig) {
+		s.Replace = func(ctx context.Context) error {
+			asked <- ctx
+			select {
+			case err := <-answer:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	p = w.admin(hostA)
+	answer <- nil
+	p.must(p.do(replace, nil, nil))
+	<-asked
+	answer <- errors.New("a drive hangs")
+	p.want(p.do(replace, nil, nil), nvmetcp.InternalError)
+	<-asked
+	p.begin(replace, nil)
+	ctx := <-asked
+	var other nvmetcp.Command
+	other.SetOpcode(nvmetcp.AdminKeepAlive)
+	other.SetSGL(nvmetcp.Transport(0))
+	p.must(p.do(other, nil, nil)) // is answered meanwhile
+	p.conn.Close()
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+		t.Error("the host has gone, and its controllers are still waited for")
+	}
+}
+
 func TestAnotherHostDoesNotKillAController(t *testing.T) {
 	w := newWorld(t, func(_ *Config, s *SubsystemConfig) { s.PerHost = 1 })
 	a := w.attach(hostA)

@@ -132,7 +132,7 @@ func (a *association) describe() nvmetcp.Controller {
 	c.OACS = nvmetcp.OACSGetLBAStatus
 	c.VWC = nvmetcp.VWCPresent | 2<<1 // Flush takes one namespace
 	c.CRDT[0] = fullDelay
-	c.PerHost = uint16(min(s.cfg.PerHost, 0xffff))
+	c.PerHost, c.Replacer = uint16(min(s.cfg.PerHost, 0xffff)), s.cfg.Replace != nil
 	return c
 }
 

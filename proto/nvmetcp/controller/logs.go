@@ -50,7 +50,7 @@ func (a *association) page(r *request, g nvmetcp.GetLog) ([]byte, nvmetcp.Status
 	case nvmetcp.LogChangedNamespaces:
 		return a.changedNamespaces(g.RetainEvent), nvmetcp.Success
 	case nvmetcp.LogEffects:
-		return effects(), nvmetcp.Success
+		return a.sub.effects(), nvmetcp.Success
 	case nvmetcp.LogANA:
 		return a.anaLog(g), nvmetcp.Success
 	case nvmetcp.LogDiscovery:
@@ -105,12 +105,15 @@ func (a *association) changedNamespaces(retain bool) []byte {
 }
 
 // effects says that no command must run alone.
-func effects() []byte {
+func (s *Subsystem) effects() []byte {
 	var e nvmetcp.Effects
 	for _, op := range []nvmetcp.Opcode{nvmetcp.AdminGetLogPage, nvmetcp.AdminIdentify, nvmetcp.AdminAbort, nvmetcp.AdminSetFeatures,
 		nvmetcp.AdminGetFeatures, nvmetcp.AdminAsyncEvent, nvmetcp.AdminKeepAlive, nvmetcp.AdminCheckpoint, nvmetcp.AdminBehind,
 		nvmetcp.AdminGetLBAStatus, nvmetcp.AdminGetDifferences} {
 		e.Admin[op] = nvmetcp.EffectSupported
+	}
+	if s.cfg.Replace != nil {
+		e.Admin[nvmetcp.AdminReplace] = nvmetcp.EffectSupported
 	}
 	for _, op := range []nvmetcp.Opcode{nvmetcp.IOFlush, nvmetcp.IORead, nvmetcp.IOCompare, nvmetcp.IOReservationRegister,
 		nvmetcp.IOReservationAcquire, nvmetcp.IOReservationRelease, nvmetcp.IOReservationReport} {

@@ -53,6 +53,12 @@ type SubsystemConfig struct {
 	// delayed on an old connection can then not land after its retry on the new one. With
 	// more than one, the host itself must not retry a write on another path before that.
 	PerHost int
+
+	// Replace is for a subsystem that speaks for another target, which serves the same hosts: it ends
+	// the host's controllers there, and returns when their commands have left the devices and the host
+	// can connect there anew. Nil: there is no such target. It is called while the host waits for
+	// nvmetcp.AdminReplace, and should return soon after ctx ends.
+	Replace func(ctx context.Context) error
 }
 
 // NamespaceConfig describes a namespace.

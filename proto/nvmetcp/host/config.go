@@ -58,6 +58,12 @@ type Config struct {
 	AuthHashes []dhchap.Hash
 	AuthGroups []dhchap.Group
 
+	// Replace is called after Controller.Move, before the first attempt to connect through the new
+	// portals, if the target did not promise to end the host's older controller by itself
+	// (Controller.Replaces): it has that done by other means, and is called again until it succeeds. Nil:
+	// there are none, and Move relies on the caller.
+	Replace func(ctx context.Context) error
+
 	Log *slog.Logger // nil: no log
 	// OnState is called for every change of State and every attempt that failed, and OnNamespaces
 	// when Namespaces may have changed. They are called one at a time and must not block.

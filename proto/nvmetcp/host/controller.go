@@ -27,6 +27,7 @@ type Controller struct {
 	stir         chan struct{} // the first IO after a rest; see use
 	closing      atomic.Bool
 	replaces     atomic.Bool // see Replaces
+	replacer     atomic.Bool // see Replacer
 	hearing      hearing
 	drained      chan struct{}
 	transactions atomic.Uint32 // of authentication
@@ -36,6 +37,7 @@ type Controller struct {
 	state      State
 	portals    []string                // where to connect
 	moved      context.CancelCauseFunc // ends the attempts to connect; nil: there are none
+	replace    bool                    // before the next attempt, see Config.Replace
 	namespaces []*Namespace
 	found      []NamespaceInfo
 	isCut      bool
@@ -72,7 +74,10 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 		c.moved = moved
 		portals := c.portals
 		c.mu.Unlock()
-		s, err := c.tryAll(trying, portals)
+		s, err := (*session)(nil), c.replaceOlder(trying)
+		if err == nil {
+			s, err = c.tryAll(trying, portals)
+		}
 		c.mu.Lock()
 		c.moved = nil
 		c.mu.Unlock()
@@ -80,6 +85,35 @@ func (c *Controller) reach(ctx context.Context) (*session, error) {
 		moved(nil)
 		if err == nil || !errors.Is(over, errMoved) {
 			return s, err
+		}
+	}
+}
+
+// replaceOlder has the older controllers of this host ended if a move demands it: it tries until that has
+// succeeded or ctx ends.
+func (c *Controller) replaceOlder(ctx context.Context) error {
+	for pause := c.cfg.ReconnectMin; ; pause = min(2*pause, c.cfg.ReconnectMax) {
+		c.mu.Lock()
+		due := c.replace
+		c.mu.Unlock()
+		if !due {
+			return nil
+		}
+		err := c.cfg.Replace(ctx)
+		if err == nil {
+			c.mu.Lock()
+			c.replace = false
+			c.mu.Unlock()
+			return nil
+		}
+		err = fmt.Errorf("have the older controllers of %s ended: %w", c.cfg.Subsystem, err)
+		c.cfg.Log.Debug("connect attempt failed", "err", err)
+		c.mu.Lock()
+		c.state.Err = err
+		c.mu.Unlock()
+		c.tellState()
+		if !sleep(ctx, pause) {
+			return errors.Join(err, context.Cause(ctx))
 		}
 	}
 }
@@ -327,7 +361,7 @@ func (c *Controller) Cut() {
 
 // Move ends the present session, or the attempts to open one, and continues through other
 // portals. As after any loss of the connection, IOs wait meanwhile, and those in flight are sent
-// again. That is safe if the controller says so: see Replaces.
+// again. That is safe if the controller says so, see Replaces, or with Config.Replace.
 func (c *Controller) Move(portals ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -335,6 +369,7 @@ func (c *Controller) Move(portals ...string) {
 	for _, p := range portals {
 		c.portals = append(c.portals, withPort(p))
 	}
+	c.replace = c.replace || c.cfg.Replace != nil && !c.replaces.Load()
 	if c.moved != nil {
 		c.moved(errMoved)
 	}
@@ -349,6 +384,24 @@ var errMoved = errors.New("the connection is moved to another portal")
 // before it answers a host that connects again, through whatever portal, the commands of the
 // host's older controller have left the devices. It is that of the last session.
 func (c *Controller) Replaces() bool { return c.replaces.Load() }
+
+// Replacer reports whether Replace can be called: the controller speaks for another target. It is that of
+// the last session.
+func (c *Controller) Replacer() bool { return c.replacer.Load() }
+
+// Replace has the target for which the controller speaks end this host's controllers. After nil their
+// commands have left the devices, and the host can connect there anew. If ctx ends first, it may happen
+// later.
+func (c *Controller) Replace(ctx context.Context) error {
+	s, cmd := c.session.Load(), nvmetcp.ReplaceCommand()
+	if s == nil {
+		return fmt.Errorf("replace the controllers of %s: %w", c.cfg.Subsystem, errLost)
+	}
+	if _, err := s.admin.do(ctx, cmd, nil); err != nil {
+		return fmt.Errorf("replace the controllers of %s: %w", c.cfg.Subsystem, err)
+	}
+	return nil
+}
 
 // Session returns the number of the connection that I/O uses now: see State.Session. It is 0 while
 // there is none.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -101,6 +103,74 @@ func TestATargetWithoutALimitPromisesNothing(t *testing.T) {
 		w := newWorld(t, ramdisk.New(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) { s.PerHost = perHost })
 		if connect(t, w.config()).Replaces() {
 			t.Errorf("with %d controllers per host the target promises to replace the older one", perHost)
+		}
+	}
+}
+
+// TestAMoveHasTheOldControllerEndedElsewhere: where the target does not promise to end it, that is done by other
+// means, until it succeeds, and before the first connection through the new portal. A connection that is lost does
+// not need it.
+func TestAMoveHasTheOldControllerEndedElsewhere(t *testing.T) {
+	for _, promises := range []bool{false, true} {
+		var mu sync.Mutex
+		var history []string
+		var last net.Conn
+		did := func(what string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			history = append(history, what)
+			return len(history)
+		}
+		w := newWorld(t, ramdisk.New(block.MiB, blocks), func(_ *controller.Config, s *controller.SubsystemConfig) {
+			if promises {
+				s.PerHost = 1
+			}
+		})
+		_, second := w.serve(2)
+		cfg := w.config()
+		cfg.IOQueues = 1
+		cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			switch address {
+			case w.addr:
+				did("first")
+			case second:
+				did("second")
+			}
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			mu.Lock()
+			last = conn
+			mu.Unlock()
+			return conn, err
+		}
+		cfg.Replace = func(context.Context) error {
+			if did("replace") < 5 {
+				return errors.New("a drive hangs")
+			}
+			return nil
+		}
+		c := connect(t, cfg)
+		if err := outcome(t, startWrite(space(t, c, uuidA), noise(4096, 1), 0)); err != nil {
+			t.Fatal(err)
+		}
+		c.Move(second)
+		if err := outcome(t, startWrite(space(t, c, uuidA), noise(4096, 2), 0)); err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		lost := last.Close()
+		mu.Unlock()
+		if err := errors.Join(lost, outcome(t, startWrite(space(t, c, uuidA), noise(4096, 3), 0))); err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		got := slices.Compact(slices.Clone(history))
+		mu.Unlock()
+		want := []string{"first", "replace", "second"}
+		if promises {
+			want = []string{"first", "second"}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("with a target that promises it: %v: %q, want %q", promises, got, want)
 		}
 	}
 }

@@ -283,6 +283,7 @@ func (s *session) enable(ctx context.Context) error {
 		return err
 	}
 	s.c.replaces.Store(s.about.PerHost == 1)
+	s.c.replacer.Store(s.about.Replacer)
 	s.maxIO = maxIOWithoutMDTS
 	if s.about.MDTS > 0 && s.about.MDTS < 32 {
 		s.maxIO = min(int64(1)<<(12+s.caps.MinPageSize)<<s.about.MDTS, 16<<20)
