@@ -30,13 +30,15 @@ type tracker interface {
 // lists serves the lists of writes to the legs that the kernel exports. The kernel's target has no such
 // command, so this process offers the same subsystems, to the same hosts with the same keys, at the port
 // after that of each portal (block.Portal.Lists), where they answer for the lists alone. A subsystem is
-// offered there before it is offered in the kernel, and withdrawn before it is withdrawn there.
+// offered there before it is offered in the kernel, and withdrawn before it is withdrawn there. Hosts can also
+// have the subsystem in the kernel replaced there; see nvmet.Replacements.
 type lists struct {
 	tracker tracker
 	exports *userspace.Exports
 	tree    *nvmet.Tree
 	dir     string // of the legs' stable names
 	log     *slog.Logger
+	replace func(context.Context, block.NQN) error // see offer
 
 	mu   sync.Mutex
 	legs map[block.LegID]*listedLeg
@@ -78,6 +80,15 @@ func newLists(t tracker, dir string, log *slog.Logger) (*lists, error) {
 	}
 	l.tree, err = l.exports.OpenTree()
 	return l, err
+}
+
+// offer has hosts' exports in the kernel replaced when they ask for it.
+func (l *lists) offer(replace func(context.Context, block.NQN) error) {
+	if l == nil {
+		return
+	}
+	l.replace = replace
+	l.exports.SetReplace(replace)
 }
 
 // device finds a leg by the path under which it is exported.
@@ -186,6 +197,8 @@ func (l *lists) wanted(exports nvmet.Config) nvmet.Config {
 			id, ours := legOf(l.dir, ns.Device)
 			return !ours || l.legs[id] == nil
 		})
+		// That an export in the kernel is replaced must not end the connection on which that was asked for.
+		s.CntlidMin, s.CntlidMax = nvmet.DefaultCntlidMin, nvmet.DefaultCntlidMax
 		if kept[s.NQN] = len(s.Namespaces) > 0; kept[s.NQN] {
 			want.Subsystems = append(want.Subsystems, s)
 		}

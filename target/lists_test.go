@@ -47,12 +47,13 @@ type listedWorld struct {
 	nqn    block.NQN
 	host   block.Host
 	port   uint16
+	ids    nvmet.ControllerIDs // of what is exported in the kernel
 }
 
 func newListedWorld(t *testing.T) *listedWorld {
 	w := &listedWorld{
 		T: t, marker: &marker{lists: map[block.DeviceNumber]*checkpoint.Tracker{}}, leg: block.LegID{UUID: block.UUID{7}},
-		number: block.DeviceNumber{Major: 253, Minor: 4}, host: block.HostFromID(block.UUID{9}),
+		number: block.DeviceNumber{Major: 253, Minor: 4}, ids: nvmet.LowIDs, host: block.HostFromID(block.UUID{9}),
 	}
 	w.nqn = block.SubsystemNQN(block.VolumeID{UUID: block.UUID{1}}, 3, w.host, "t1")
 	var err error
@@ -92,7 +93,7 @@ func (w *listedWorld) serve(subsystems ...block.NQN) {
 	c := nvmet.Config{Ports: []nvmet.Port{{Portal: block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: w.port}}}}
 	for _, n := range subsystems {
 		c.Subsystems = append(c.Subsystems, nvmet.Subsystem{
-			NQN: n, Serial: "1", Model: nvmet.Model, CntlidMin: 1, CntlidMax: 100, AllowedHosts: []nvmet.Link{nvmet.LinkTo(w.host.NQN)},
+			NQN: n, Serial: "1", Model: nvmet.Model, CntlidMin: w.ids.Min, CntlidMax: w.ids.Max, AllowedHosts: []nvmet.Link{nvmet.LinkTo(w.host.NQN)},
 			Namespaces: []nvmet.Namespace{{NSID: 1, Device: filepath.Join("/dev/weft/leg", w.leg.String()), UUID: block.UUID{5}, NGUID: block.UUID{5}, Enabled: true}},
 		})
 		c.Ports[0].Subsystems = append(c.Ports[0].Subsystems, nvmet.LinkTo(n))
@@ -100,17 +101,31 @@ func (w *listedWorld) serve(subsystems ...block.NQN) {
 	w.lists.serve(w.Context(), c)
 }
 
-func (w *listedWorld) connect(n block.NQN) (*nvmehost.Namespace, error) {
+func (w *listedWorld) dial(n block.NQN) (*nvmehost.Controller, error) {
 	ctx, cancel := context.WithTimeout(w.Context(), 5*time.Second)
 	defer cancel()
 	c, err := nvmehost.Connect(ctx, nvmehost.Config{
 		Portals: []string{net.JoinHostPort("127.0.0.1", strconv.Itoa(int(w.port)+1))}, Subsystem: n, Host: w.host, IOQueues: 1,
 	})
+	if err == nil {
+		w.Cleanup(c.Cut)
+	}
+	return c, err
+}
+
+func (w *listedWorld) connect(n block.NQN) (*nvmehost.Namespace, error) {
+	c, err := w.dial(n)
 	if err != nil {
 		return nil, err
 	}
-	w.Cleanup(c.Cut)
 	return c.Namespace(1, block.UUID{5})
+}
+
+func (w *listedWorld) controllerOf(t *testing.T, n block.NQN) *nvmehost.Controller {
+	t.Helper()
+	c, err := w.dial(n)
+	w.must(err)
+	return c
 }
 
 func (w *listedWorld) must(err error) {

@@ -29,6 +29,9 @@ type seen struct {
 	// listed are the subsystems whose hosts can take checkpoints of lists of writes.
 	listed []block.NQN
 
+	// replacing are the exports that are to be replaced, and the controller ids of their successors.
+	replacing map[block.NQN]nvmet.ControllerIDs
+
 	// busy reports whether a call on a subsystem is still in the kernel; it is set when exports is.
 	busy func(block.NQN) bool
 	// authenticates is whether hosts can be made to prove their identity.

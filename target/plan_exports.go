@@ -53,6 +53,7 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	if p.seen.exports != nil {
 		old, exists = p.seen.exports.Subsystem(s.NQN)
 	}
+	p.identify(e, &s, old)
 	for _, w := range e.namespaces {
 		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, s.NQN) {
 			p.problem(object, exporting, "leg %v is exported by %s", w.leg, other)
@@ -90,6 +91,25 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		port := &p.plan.exports.Ports[i]
 		port.Subsystems = append(port.Subsystems, nvmet.LinkTo(s.NQN))
 	}
+}
+
+// identify gives a wanted export its controller ids: those that it has, or others if it is to be replaced. It is
+// not replaced as long as one of its namespaces could not be made again.
+func (p *planner) identify(e wantedExport, s *nvmet.Subsystem, old nvmet.Subsystem) {
+	ids := s.IDs()
+	if old.IDs().Successor() {
+		ids = old.IDs()
+	}
+	if next, asked := p.seen.replacing[s.NQN]; asked {
+		ids = next
+		for _, w := range e.namespaces {
+			if cause := p.notYet(e, w); cause != "" && len(old.Namespaces) > 0 {
+				p.problem("export "+e.GetNqn(), "replace", "leg %v: %s", w.leg, cause)
+				ids = old.IDs()
+			}
+		}
+	}
+	s.CntlidMin, s.CntlidMax = ids.Min, ids.Max
 }
 
 // notYet says why a leg cannot be exported yet at an epoch.

@@ -36,6 +36,7 @@ type reconciler struct {
 	mapper  lazy[mapper]
 	exports lazy[exporter]
 	lists   *lists // nil: none are kept apart from the exports
+	replace *nvmet.Replacements
 
 	left     bool             // the data path of an earlier agent is empty
 	cluster  block.ClusterID  // of what is exported
@@ -58,6 +59,8 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 		r.lists = a.kernel.lists()
 	}
 	wake := func() { poke(a.wake) }
+	r.replace = nvmet.NewReplacements(wake)
+	r.lists.offer(r.replace.Ask)
 	do := func(ctx context.Context, o order) error {
 		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
 		err := t.do(ctx, o)
@@ -142,6 +145,7 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	}
 	r.lists.serve(ctx, p.exports) // before hosts can write, and withdrawn before they cannot
 	steps := nvmet.Diff(*s.exports, p.exports)
+	r.replace.Settle(*s.exports, p.exports, steps)
 	e, err := r.exports.get()
 	if len(steps)+len(p.resizes) == 0 || err != nil {
 		return false
@@ -192,6 +196,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	}
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
+		s.replacing = r.replace.Begin(*s.exports)
 	}
 	s.knownSize = func(x exportedNamespace) block.Size { return r.sizes[x] }
 	return s, problems

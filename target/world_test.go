@@ -41,6 +41,7 @@ type world struct {
 
 	healthEvery time.Duration // see Config
 	integrity   bool          // the data path keeps checksums
+	lists       func() *lists // see kernel
 	t           *testing.T
 	root        string
 
@@ -148,7 +149,7 @@ func (w *world) inKernel(gate *gate) kernel {
 		watch:    func(ctx context.Context, _ func()) error { <-ctx.Done(); return context.Cause(ctx) },
 		close:    func(context.Context) error { return nil },
 
-		integrity: w.integrity,
+		integrity: w.integrity, lists: w.lists,
 	}
 }
 

@@ -87,6 +87,14 @@ func (e *Exports) SetPaths(paths map[block.NQN]int) {
 	e.server.paths = paths
 }
 
+// SetReplace says that the subsystems that are added from now on speak for another target, and how a
+// subsystem's controllers there are ended: see controller.SubsystemConfig.Replace.
+func (e *Exports) SetReplace(replace func(ctx context.Context, n block.NQN) error) {
+	e.server.mu.Lock()
+	defer e.server.mu.Unlock()
+	e.server.replace = replace
+}
+
 // Close ends all exports, and returns when no command is left in any device.
 func (e *Exports) Close(ctx context.Context) error {
 	e.server.mu.Lock()
@@ -112,9 +120,10 @@ type server struct {
 	ports      map[uint16]*openPort
 	spaces     map[spaceKey]*space
 	paths      map[block.NQN]int
-	inherited  map[block.Portal]*inherited // not used yet
-	passed     []Controller                // not served yet
-	settled    chan struct{}               // closed when they accept connections
+	replace    func(ctx context.Context, n block.NQN) error // nil: no other target serves the same
+	inherited  map[block.Portal]*inherited                  // not used yet
+	passed     []Controller                                 // not served yet
+	settled    chan struct{}                                // closed when they accept connections
 }
 
 type spaceKey struct {
@@ -139,8 +148,13 @@ type openPort struct {
 func (s *server) AddSubsystem(c memfs.Subsystem) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var replace func(context.Context) error
+	if by := s.replace; by != nil {
+		replace = func(ctx context.Context) error { return by(ctx, c.NQN) }
+	}
 	added, err := s.target.AddSubsystem(controller.SubsystemConfig{
-		NQN: c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, PerHost: max(1, s.paths[c.NQN]),
+		Replace: replace,
+		NQN:     c.NQN, Serial: c.Serial, Model: c.Model, CntlidMin: c.CntlidMin, CntlidMax: c.CntlidMax, PerHost: max(1, s.paths[c.NQN]),
 		// Hosts with an agent know their subsystems, and must not connect to legs by another way.
 		// Others ask at the port for discovery.
 		Unlisted: true,
