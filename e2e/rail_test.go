@@ -22,35 +22,20 @@ func TestScenarioANetworkFails(t *testing.T) {
 	b.Create("db1", "256MiB", 1, 2)
 	device := b.Attach("db1", c1)
 	railA, railB := t1.Addr(), t1.AddrOn(b.Rail)
-	onlyOver := func(address, other string) {
-		t.Helper()
-		b.Eventually(2*time.Minute, "the leg on t1 is connected at "+address+" alone", func(context.Context) error {
-			if here, there := paths(t, c1, address), paths(t, c1, other); here != 1 || there != 0 {
-				return fmt.Errorf("%d paths there, %d at %s", here, there, other)
-			}
-			return nil
-		})
-	}
-	nothingRecorded := func() {
-		t.Helper()
-		if stale := b.LastEvent("volume db1", "leg.stale"); stale != nil {
-			t.Fatalf("a leg was recorded stale: %v\n%s", stale, b.State())
-		}
-	}
-	onlyOver(railA, railB)
+	onlyOver(t, b, railA, railB)
 
 	w := b.Write(c1, device, 64, 200, 1)
 	w.AwaitProgress(100, time.Minute)
 	for range 3 {
 		network.Cut(c1, t1)
-		onlyOver(railB, railA)
+		onlyOver(t, b, railB, railA)
 		w.AwaitProgress(50, time.Minute)
-		nothingRecorded()
+		nothingRecorded(t, b, "db1")
 		network.Heal(c1, t1)
-		onlyOver(railA, railB)
+		onlyOver(t, b, railA, railB)
 		w.AwaitProgress(50, time.Minute)
 	}
-	nothingRecorded()
+	nothingRecorded(t, b, "db1")
 	w.Stop()
 	stall, _ := w.Stall()
 	t.Logf("writes stood still for %v at most", stall)
@@ -60,9 +45,27 @@ func TestScenarioANetworkFails(t *testing.T) {
 	late.prepare()
 	deliver := late.holdOldWrites()
 	late.writeNew()
-	nothingRecorded()
+	nothingRecorded(t, b, "db1")
 	deliver()
 	time.Sleep(2 * time.Second)
 	network.Set(c1, t1, vm.Fault{})
 	late.areKept(b.Targets[1])
+}
+
+// onlyOver waits until the client is connected to a target at one address, and not at another.
+func onlyOver(t *testing.T, b *testbed.Bed, address, other string) {
+	t.Helper()
+	b.Eventually(2*time.Minute, "the leg is connected at "+address+" alone", func(context.Context) error {
+		if here, there := paths(t, b.Clients[0], address), paths(t, b.Clients[0], other); here != 1 || there != 0 {
+			return fmt.Errorf("%d paths there, %d at %s", here, there, other)
+		}
+		return nil
+	})
+}
+
+func nothingRecorded(t *testing.T, b *testbed.Bed, name string) {
+	t.Helper()
+	if stale := b.LastEvent("volume "+name, "leg.stale"); stale != nil {
+		t.Fatalf("a leg was recorded stale: %v\n%s", stale, b.State())
+	}
 }

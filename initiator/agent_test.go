@@ -152,8 +152,14 @@ func TestALegWhoseMachineIsGoneIsLostSooner(t *testing.T) {
 // the address at which t1 is in use, and other that of its other portal.
 func betweenRails(t *testing.T, perHost bool, f func(w *world, at, other string)) {
 	t.Helper()
+	betweenRailsFrom(t, func(w *world) { w.perHost = perHost }, f)
+}
+
+// betweenRailsFrom is like betweenRails, but first changes the world before an agent starts.
+func betweenRailsFrom(t *testing.T, first func(w *world), f func(w *world, at, other string)) {
+	t.Helper()
 	at, other := "192.0.2.2", "198.51.100.2"
-	from(t, 1, 2, func(w *world) { w.rails, w.perHost, w.stuck = true, perHost, true }, func(w *world) {
+	from(t, 1, 2, func(w *world) { w.rails, w.stuck = true, true; first(w) }, func(w *world) {
 		if w.ctrl[slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.NQN == w.nqn("t1") })].Address.Traddr == other {
 			at, other = other, at
 		}

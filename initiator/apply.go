@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
@@ -205,17 +206,23 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	for _, c := range s.controllersOf(o.Path) {
 		old = append(old, ending{Controller: c})
 	}
+	beside := (*lists.Beside)(nil) // has the old controller ended; nil: the target does
+	if o.Stays {
+		if beside = k.beside(o.Subsystem); beside == nil {
+			return volume.ErrLater
+		}
+	}
 	silent := o.Silent > 0
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
 	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
 		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
 		k.reconnectAfter(old, reconnectMoved)
-		for _, c := range old {
-			if silent { // or what is under way there waits until the kernel finds that out
+		if silent { // or what is under way there waits until the kernel finds that out
+			for _, c := range old {
 				k.destroySockets(ctx, c.Controller)
 			}
 		}
-		next, err := k.kernel.host.Connect(ctx, options)
+		next, err := k.connectNext(ctx, options, beside)
 		if err != nil || !k.awaitLegs(ctx, links, next) {
 			k.reconnectAfter(old, reconnectDelay(o.Portal))
 			return next, err // the kernel goes on to try the old portal
@@ -237,6 +244,16 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 		k.countOutage(s, o.Path, true)
 	}
 	return nil
+}
+
+// connectNext connects to a target once the older controller has been ended beside it, if that is to be done there.
+func (k *kernelKeeper) connectNext(ctx context.Context, o fabrics.Options, beside *lists.Beside) (fabrics.Controller, error) {
+	if beside != nil {
+		if err := beside.Replace(ctx, o.Portal); err != nil {
+			return fabrics.Controller{}, err
+		}
+	}
+	return k.kernel.host.Connect(ctx, o)
 }
 
 // awaitLegs waits until the legs of a subsystem can be reached through a controller, and reports whether

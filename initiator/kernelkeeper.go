@@ -91,6 +91,12 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	return k
 }
 
+// Run keeps the volume until ctx ends. The connections beside targets end with it.
+func (k *kernelKeeper) Run(ctx context.Context) {
+	defer k.lists.pool.Close()
+	k.Keeper.Run(ctx)
+}
+
 // remember reads the notes of an earlier agent.
 func (k *kernelKeeper) remember() {
 	mem, _, err := k.kernel.notes(k.volume)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,7 @@ const drainRetry = 10 * time.Second
 // listing is what a keeper knows of the lists of writes to its columns.
 type listing struct {
 	pool    *lists.Pool
+	beside  map[block.NQN]*lists.Beside // of the subsystems that are connected
 	columns map[int]*listedColumn
 	drains  time.Time // not before that, I/O is held again
 	equal   map[int]*madeEqual
@@ -85,7 +87,7 @@ type columnNow struct {
 }
 
 func newListing(dial userspace.Dial, log *slog.Logger) listing {
-	return listing{pool: &lists.Pool{Dial: dial, Log: log}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}}
+	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}}
 }
 
 func (l *listing) column(i int) *listedColumn {
@@ -104,16 +106,33 @@ func (c *listedColumn) changes() {
 
 // listsOfLeg is where to ask for the list of writes to a leg.
 func (k *kernelKeeper) listsOfLeg(l *volume.Link) lists.Leg {
+	return lists.Either(ownConnection{k.kernel.host, l.NQN, l.NSID}, k.lists.pool.Leg(k.whereBeside(l)))
+}
+
+// whereBeside is where something may answer beside the target of a leg.
+func (k *kernelKeeper) whereBeside(l *volume.Link) lists.Where {
 	w := lists.Where{Portals: l.Portals, Subsystem: l.NQN, Host: k.agent.host(), NSID: l.NSID, UUID: l.UUID}
 	if !l.Keys.IsZero() {
 		w.Host, w.Keys = l.Host, l.Keys
 	}
-	return lists.Either(ownConnection{k.kernel.host, l.NQN, l.NSID}, k.lists.pool.Leg(w))
+	return w
+}
+
+// beside is the agent beside the target of a subsystem; nil if no portals of that are known.
+func (k *kernelKeeper) beside(n block.NQN) *lists.Beside {
+	i := slices.IndexFunc(k.links, func(l volume.Link) bool { return l.NQN == n && len(l.Portals) > 0 })
+	if b := k.lists.beside[n]; b != nil || i < 0 {
+		return b
+	}
+	b := k.lists.pool.Beside(k.whereBeside(&k.links[i]))
+	k.lists.beside[n] = b
+	return b
 }
 
 // publish says of which columns checkpoints may be taken, and has them taken.
 func (k *kernelKeeper) publish(ctx context.Context, w *volume.Wanted, s *seen) {
 	k.lists.pool.Keep(func(n block.NQN) bool { return len(s.controllers[n]) > 0 })
+	maps.DeleteFunc(k.lists.beside, func(n block.NQN, _ *lists.Beside) bool { return len(s.controllers[n]) == 0 })
 	if s.Device.Exists {
 		clear(k.lists.equal) // from now on, they may differ again
 	}

@@ -105,9 +105,10 @@ func (k *kernelKeeper) observePaths(s *seen) {
 			case c.State == fabrics.Live:
 				state = volume.PathLive
 			}
+			own, beside := k.replaces(c)
 			s.Paths = append(s.Paths, volume.PathSeen{
 				Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast,
-				Moving: k.moving[n], Answered: true, Replaces: k.replaces(c),
+				Moving: k.moving[n], Answered: true, Replaces: own || beside, Stays: beside,
 			})
 		}
 	}
@@ -135,16 +136,28 @@ type promise struct {
 // promiseAgain is how long after a target was asked in vain it is asked again.
 const promiseAgain = 10 * time.Second
 
-// replaces reports whether a controller's target promises to end it before the host's next one is answered.
-// It is asked once. Linux's target says nothing of that.
-func (k *kernelKeeper) replaces(c fabrics.Controller) bool {
+// replaces reports whether a controller's target promises to end it before the host's next one is answered, or
+// the agent beside it does: Linux's target says nothing of that. The target is asked once.
+func (k *kernelKeeper) replaces(c fabrics.Controller) (own, beside bool) {
+	if c.Transport != block.TCP {
+		return false, false
+	}
+	if p := k.promiseOf(c); p.replaces || !p.known {
+		return p.replaces, false
+	}
+	b := k.beside(c.NQN)
+	return false, b != nil && b.Replaces()
+}
+
+// promiseOf is what a controller's target has said of itself. If it is not known yet, the target is asked.
+func (k *kernelKeeper) promiseOf(c fabrics.Controller) *promise {
 	p := k.promises[c.Name]
 	if p == nil {
 		p = &promise{}
 		k.promises[c.Name] = p
 	}
-	if p.known || c.State != fabrics.Live || c.Transport != block.TCP || time.Since(p.asked) < promiseAgain {
-		return p.replaces
+	if p.known || c.State != fabrics.Live || time.Since(p.asked) < promiseAgain {
+		return p
 	}
 	p.asked = time.Now()
 	go func() {
@@ -161,7 +174,7 @@ func (k *kernelKeeper) replaces(c fabrics.Controller) bool {
 			p.known, p.replaces = true, about.PerHost == 1
 		})
 	}()
-	return false
+	return p
 }
 
 // pathOf returns the path of a controller.

@@ -70,18 +70,19 @@ type world struct {
 	wanted     *pb.InitiatorWanted
 	reports    []*pb.InitiatorReport
 	streams    []*stream
-	managers   bool                     // the manager answers
-	recordless bool                     // but records nothing
-	deaf       bool                     // and does not even answer
-	strict     bool                     // and refuses reports to another cluster
-	hang       map[string]chan struct{} // by device: its reload hangs in the kernel until this is closed
-	firmly     map[string]chan struct{} // by node: the same for a disconnect
-	stuckLegs  map[uint32]chan struct{} // by namespace: reads of it hang until this is closed
-	transports []pb.Transport           // of the portals of each target; TCP if empty
-	rails      bool                     // each target has a portal on another network, too
-	cut        map[string]bool          // addresses at which the network is cut
-	scans      time.Duration            // how long the kernel takes to find the namespaces of a second controller
-	perHost    bool                     // targets end a host's older controller when it connects again
+	managers   bool                       // the manager answers
+	recordless bool                       // but records nothing
+	deaf       bool                       // and does not even answer
+	strict     bool                       // and refuses reports to another cluster
+	hang       map[string]chan struct{}   // by device: its reload hangs in the kernel until this is closed
+	firmly     map[string]chan struct{}   // by node: the same for a disconnect
+	stuckLegs  map[uint32]chan struct{}   // by namespace: reads of it hang until this is closed
+	transports []pb.Transport             // of the portals of each target; TCP if empty
+	rails      bool                       // each target has a portal on another network, too
+	cut        map[string]bool            // addresses at which the network is cut
+	scans      time.Duration              // how long the kernel takes to find the namespaces of a second controller
+	perHost    bool                       // targets end a host's older controller when it connects again
+	beside     func(node string) net.Conn // to the agents beside the targets; nil: they do not listen
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
 	grown      map[string]bool          // nodes whose namespaces fit twice the size
@@ -515,7 +516,7 @@ func (w *world) RetryMost() error {
 	return nil
 }
 
-// dial reaches a target's portal, as long as its machine has power, and nobody beside it: no lists.
+// dial reaches a target's portal, as long as its machine has power, and the agent beside it, if that listens.
 func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -523,12 +524,14 @@ func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	}
 	w.mu.Lock()
 	node := w.nodeAt(host)
-	off, down := w.off[node] || w.cut[host], w.down[node]
+	off, down, beside := w.off[node] || w.cut[host], w.down[node], w.beside
 	w.mu.Unlock()
 	switch {
 	case off:
 		<-ctx.Done()
 		return nil, ctx.Err()
+	case port == "4421" && beside != nil:
+		return beside(node), nil
 	case down || port != "4420":
 		return nil, unix.ECONNREFUSED
 	}
@@ -565,8 +568,11 @@ func (w *world) powerOff(node string) {
 func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if cmd.Opcode() == nvmetcp.AdminIdentify && w.perHost {
-		about := nvmetcp.Controller{PerHost: 1}
+	if cmd.Opcode() == nvmetcp.AdminIdentify {
+		about := nvmetcp.Controller{}
+		if w.perHost {
+			about.PerHost = 1
+		}
 		copy(data, about.Append(nil))
 		return nil
 	}

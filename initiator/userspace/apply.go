@@ -21,7 +21,7 @@ import (
 func (k *Keeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Order) error {
 	switch o := o.(type) {
 	case volume.Connect:
-		return k.connect(ctx, o, w != nil && w.Layout.Integrity)
+		return k.connect(ctx, w, o)
 	case volume.HoldIO:
 		k.memory.HoldBegan(o, time.Now())
 		k.log.Warn("volume suspended", "for", o.For())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
@@ -29,7 +30,8 @@ type dialOptions struct {
 	ask       time.Duration // its interval while I/O waits
 	changed   func()        // called when Live or Namespace may have a new answer; must not block
 	log       *slog.Logger
-	digests   bool // headers and data carry checksums
+	digests   bool          // headers and data carry checksums
+	beside    *lists.Beside // the agent beside the target
 }
 
 // connection is what a keeper uses of a connection. It reconnects by itself, forever, and I/O
@@ -60,13 +62,14 @@ type connection interface {
 	// it is connected.
 	Refused() time.Time
 
-	// Replaces reports whether its target drains the host's older controller before it answers
-	// the next one.
+	// Replaces reports whether the host's older controller is drained before the next one is
+	// answered: by its target, or by what answers beside it.
 	Replaces() bool
 
 	// Move continues through another portal. It does not wait. I/O that was sent and is not
-	// answered is sent again there.
-	Move(portal string)
+	// answered is sent again there, once the older controller is drained; or at once if the host
+	// has waited for so long that the target must have ended it.
+	Move(to block.Portal, waited bool)
 
 	// Cut ends it at once: pending I/O fails, and no more of it is sent.
 	Cut()
@@ -144,18 +147,23 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// connect begins to make a connection. With digests, each header and all data on it carries a
-// checksum.
-func (k *Keeper) connect(ctx context.Context, o volume.Connect, digests bool) error {
+// connect begins to make a connection. Where blocks have checksums, each header and all data on it carries one,
+// too.
+func (k *Keeper) connect(ctx context.Context, w *volume.Wanted, o volume.Connect) error {
 	if time.Now().Before(k.tries[o.Path].Next) {
 		return volume.ErrLater
 	}
 	options := dialOptions{
 		portal: o.Portal.HostPort(), subsystem: o.Subsystem, host: k.cfg.Host(), ioQueues: k.cfg.IOQueues,
-		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log, digests: digests,
+		keepAlive: k.cfg.KeepAlive, every: keepAliveEvery, ask: askEvery, changed: k.Poke, log: k.log, digests: w.Layout.Integrity,
 	}
 	if !o.Keys.IsZero() {
 		options.host, options.keys = o.Host, o.Keys
+	}
+	for i := range w.Links {
+		if l := &w.Links[i]; l.NQN == o.Subsystem {
+			options.beside = k.lists.Beside(k.beside(l))
+		}
 	}
 	limit := connectTimeout
 	if o.Others {
@@ -218,7 +226,7 @@ func (k *Keeper) move(o volume.Move) {
 	delete(k.tries, to)
 	k.conns[to] = r
 	r.moved, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
-	r.connection.Move(o.To.HostPort())
+	r.connection.Move(o.To, !o.Replaces)
 }
 
 // cut ends a connection at once.

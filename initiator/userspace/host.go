@@ -5,9 +5,11 @@ package userspace
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/lists"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/proto/nvmetcp/host"
@@ -27,16 +29,17 @@ func connect(ctx context.Context, way Dial, o dialOptions) (connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := host.Connect(ctx, host.Config{
+	h := &hostConnection{beside: o.beside}
+	h.Controller, err = host.Connect(ctx, host.Config{
 		HostKey: hostKey, ControllerKey: controllerKey,
 		Portals: []string{o.portal}, Subsystem: o.subsystem, Host: o.host, HeaderDigest: o.digests, DataDigest: o.digests,
 		IOQueues: o.ioQueues, KATO: o.keepAlive, KeepAliveEvery: o.every, AskEvery: o.ask, ReconnectMax: reconnectMax, Dial: way, Log: o.log,
-		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed,
+		OnState: func(host.State) { o.changed() }, OnNamespaces: o.changed, Replace: h.replace,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &hostConnection{Controller: c}, nil
+	return h, nil
 }
 
 // proofs returns keys as the protocol has them; none if there are none.
@@ -50,6 +53,13 @@ func proofs(k block.Keys) (hostKey, controllerKey dhchap.Key, err error) {
 type hostConnection struct {
 	*host.Controller
 	rescan time.Time // when the next rescan may start
+	beside *lists.Beside
+	move   atomic.Pointer[move] // the last one
+}
+
+type move struct {
+	to     block.Portal
+	waited bool
 }
 
 func (c *hostConnection) Live() (bool, error) {
@@ -67,7 +77,27 @@ func (c *hostConnection) Refused() time.Time {
 	return time.Time{}
 }
 
-func (c *hostConnection) Move(portal string) { c.Controller.Move(portal) }
+func (c *hostConnection) Move(to block.Portal, waited bool) {
+	c.move.Store(&move{to, waited})
+	c.Controller.Move(to.HostPort())
+}
+
+func (c *hostConnection) Replaces() bool { return c.Controller.Replaces() || c.beside.Replaces() }
+
+// Answered counts what has come from beside the target, too, while that ends the older controller.
+func (c *hostConnection) Answered() bool {
+	beside := c.beside.Heard()
+	return c.Controller.Answered() || beside
+}
+
+// replace has the older controller ended before a connection that moves is made anew.
+func (c *hostConnection) replace(ctx context.Context) error {
+	move := c.move.Load()
+	if move.waited {
+		return nil
+	}
+	return c.beside.Replace(ctx, move.to)
+}
 
 // Namespace also makes the controller look again if it does not know the namespace, because
 // the event that announces one may have been lost with a connection. It does so only from time

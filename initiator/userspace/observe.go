@@ -276,11 +276,16 @@ func (k *Keeper) listsOfLeg(d block.Device, l *volume.Link) lists.Leg {
 	if !ok {
 		return nil
 	}
+	return lists.Either(own, k.lists.Leg(k.beside(l)))
+}
+
+// beside is where something may answer beside the target of a leg.
+func (k *Keeper) beside(l *volume.Link) lists.Where {
 	w := lists.Where{Portals: l.Portals, Subsystem: l.NQN, Host: k.cfg.Host(), NSID: l.NSID, UUID: l.UUID}
 	if !l.Keys.IsZero() {
 		w.Host, w.Keys = l.Host, l.Keys
 	}
-	return lists.Either(own, k.lists.Leg(w))
+	return w
 }
 
 // probe reads from a leg by the same route as its data. A medium error counts as an answer:

@@ -351,9 +351,9 @@ func (c *fakeConn) Replaces() bool {
 }
 
 // Move sends the I/O that was not answered again, through the other portal.
-func (c *fakeConn) Move(portal string) {
+func (c *fakeConn) Move(to block.Portal, _ bool) {
 	c.w.mu.Lock()
-	c.at, _, _ = strings.Cut(portal, ":")
+	c.at = to.Address
 	kept := c.kept
 	c.kept = nil
 	c.w.mu.Unlock()

@@ -16,8 +16,9 @@ import (
 // A write that is still on its way through the old portal must not land after its retry through
 // the new one has been answered. The target sees to that: before it answers the new connection it
 // ends the old controller and waits until that one's commands have left its drives
-// (PathSeen.Replaces). Other targets make no such promise, so a path to them moves only after
-// they must have given up the old connection.
+// (PathSeen.Replaces). Beside the kernel's target, which does not, the agent has it done before the host
+// connects. Other targets make no such promise, so a path to them moves only after they must have given up the
+// old connection.
 
 // Suspect is a portal that has fallen silent.
 type Suspect struct {
@@ -79,7 +80,8 @@ func (p *planner) failOver(cut []Path) {
 		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.patience(path) { // a host that was frozen cannot tell
 			continue
 		}
-		if to := p.refuges(l, path); len(to) > 0 {
+		to := slices.DeleteFunc(p.refuges(l, path), func(to block.Portal) bool { return to.Transport != path.Portal.Transport })
+		if len(to) > 0 {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
@@ -166,11 +168,11 @@ func (p *planner) goBack() {
 	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
-		if l == nil || p.paths(l) > 1 || path.State != PathLive || path.Moving || !path.Answered || !path.Silent.IsZero() || !path.Replaces {
+		if l == nil || p.paths(l) > 1 || !path.mayGoBack() {
 			continue
 		}
 		to, ok := p.home(l)
-		if !ok || to == path.Path || p.hangs(path.Subsystem) {
+		if !ok || to == path.Path || to.Portal.Transport != path.Portal.Transport || p.hangs(path.Subsystem) {
 			continue
 		}
 		switch tried := p.s.Tried[to]; {
@@ -180,6 +182,11 @@ func (p *planner) goBack() {
 			p.do(Move{PathSeen: path, To: to.Portal})
 		}
 	}
+}
+
+// mayGoBack reports whether a path works, and a move is quick and disturbs nobody.
+func (s PathSeen) mayGoBack() bool {
+	return s.State == PathLive && !s.Moving && s.Answered && s.Silent.IsZero() && s.Replaces && !s.Stays
 }
 
 // hangs reports whether a leg of a subsystem does not answer. If its path moved, the others would

@@ -90,6 +90,9 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 			}
 		}, []string{to(2)}},
 		{"that is moved already", func(_ *planner, path *PathSeen) { path.Moving = true }, nil},
+		{"beside portals of another transport", func(p *planner, _ *PathSeen) {
+			p.w.Links[0].Portals[1].Transport = block.RDMA
+		}, []string{to(2)}},
 		{"of which only legs are heard, at a portal that is dead, beside one that answers", func(p *planner, _ *PathSeen) {
 			p.c.Hears, p.s.Tried = false, map[Path]Tried{{"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
 		}, []string{to(1)}},
@@ -211,6 +214,13 @@ func TestAPathGoesBackToItsPortal(t *testing.T) {
 		{"before the path has answered", func(p *planner, _ Path) { p.s.Paths[0].Answered = false }, nil},
 		{"while a drive behind it hangs", func(p *planner, _ Path) { p.s.Legs = nil }, nil},
 		{"of a target that keeps old controllers", func(p *planner, _ Path) { p.s.Paths[0].Replaces = false }, nil},
+		{"where a move interrupts others", func(p *planner, _ Path) { p.s.Paths[0].Stays = true }, nil},
+		{"to a portal of another transport", func(p *planner, home Path) {
+			for i := range p.w.Links[0].Portals {
+				p.w.Links[0].Portals[i].Transport = block.RDMA
+			}
+			p.s.Tried[Path{home.Subsystem, block.Portal{Transport: block.RDMA, Address: home.Portal.Address, Port: home.Portal.Port}}] = Tried{At: p.s.Now, OK: true}
+		}, nil},
 		{"after the portal in use is no longer listed", func(p *planner, home Path) { p.w.Links[0].Portals = []block.Portal{home.Portal} }, func(p *planner, home Path) string {
 			return fmt.Sprintf("move %v to %v", p.s.Paths[0].Path, home.Portal)
 		}},

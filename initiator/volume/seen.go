@@ -66,9 +66,11 @@ type PathSeen struct {
 	Looks    int  // how often the host has looked since then; see EnoughLooks
 	Answered bool // it has been live since it was connected or moved here
 	Greeted  bool // while it is silent: something has come back since it was live, or was moved here
-	// Replaces: the target promises to drain this host's older controller before it answers the
-	// next one, through whatever portal.
+	// Replaces: this host's older controller is drained before the next one is answered, through
+	// whatever portal: the target promises that, or the agent beside it.
 	Replaces bool
+	// Stays: it does not go back to the portal where it belongs, since a move interrupts other paths.
+	Stays bool
 }
 
 // EnoughLooks is how often a host has to have looked at a path to call it silent: one that was frozen cannot

@@ -54,8 +54,8 @@ func (l *life) any() fault {
 		func() fault { return l.killed(first) },
 		func() fault { return l.stopped(first) },
 		func() fault { return l.stopped(target) },
-		func() fault { return l.link(l.holder, target) },
-		func() fault { return l.link(l.holder, target) },
+		func() fault { return l.rail(target) },
+		func() fault { return l.rail(target) },
 		func() fault { return l.link(first, second) },
 		func() fault { return l.link(first, target) },
 		func() fault { return l.link(first, l.holder) },
@@ -101,8 +101,18 @@ func (l *life) stopped(m *vm.Machine) fault {
 	}
 }
 
+// rail is a fault of the link between the client and a target, on one of their networks.
+func (l *life) rail(target *vm.Machine) fault {
+	if l.Rail != nil && l.rand.IntN(2) == 0 {
+		return l.linkOn(l.Rail, " on the second network", l.holder, target)
+	}
+	return l.link(l.holder, target)
+}
+
 // link is a fault of the link between two machines.
-func (l *life) link(a, b *vm.Machine) fault {
+func (l *life) link(a, b *vm.Machine) fault { return l.linkOn(l.Cluster.Network(), "", a, b) }
+
+func (l *life) linkOn(network *vm.Network, where string, a, b *vm.Machine) fault {
 	cut, both := vm.Fault{Cut: true}, func(f vm.Fault) func(*vm.Network) {
 		return func(n *vm.Network) { n.SetBoth(a, b, f) }
 	}
@@ -118,9 +128,9 @@ func (l *life) link(a, b *vm.Machine) fault {
 	}
 	k := kinds[l.rand.IntN(len(kinds))]
 	return fault{
-		name: fmt.Sprintf(k.name, a.Name(), b.Name()), machines: []*vm.Machine{a, b},
-		begin: func(context.Context) error { k.set(l.Cluster.Network()); return nil },
-		end:   func(context.Context) error { l.Cluster.Network().Heal(a, b); return nil },
+		name: fmt.Sprintf(k.name, a.Name(), b.Name()) + where, machines: []*vm.Machine{a, b},
+		begin: func(context.Context) error { k.set(network); return nil },
+		end:   func(context.Context) error { network.Heal(a, b); return nil },
 	}
 }
 

@@ -41,12 +41,13 @@ type life struct {
 	acks   testbed.Acks
 }
 
-// live runs the life. It fails t if a promise is broken.
+// live runs the life. It fails t if a promise is broken. In every second life, targets and clients have two
+// networks.
 func (l *life) live(t vm.TB) {
 	l.rand = rand.New(rand.NewPCG(l.seed, 0))
 	l.acks, l.next = testbed.Acks{}, 1
 	// A kernel that loses its legs or its drive says so.
-	l.Bed = testbed.Start(t, testbed.Options{Managers: 3, Clients: 2}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
+	l.Bed = testbed.Start(t, testbed.Options{Managers: 3, Clients: 2, Rails: l.rand.IntN(2) == 0}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
 	l.Create(volume, "256MiB", 2, 2)
 	l.attach(l.Clients[0])
 	for l.injected < l.most {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"weft.dev/weft/proto/nvmetcp/controller"
+)
+
+// agentsBeside are the agents beside the kernel's targets, which have old controllers ended.
+type agentsBeside struct {
+	w       *world
+	targets map[string]*controller.Target
+	accepts map[string]chan net.Conn
+	fails   bool          // they cannot
+	takes   time.Duration // how long it takes
+}
+
+// besides starts the agents. close ends them.
+func besides(w *world) (a *agentsBeside, end func()) {
+	a = &agentsBeside{w: w, targets: map[string]*controller.Target{}, accepts: map[string]chan net.Conn{}}
+	for i := range w.layout.Copies {
+		name := node(i)
+		target, err := controller.New(controller.Config{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		subsystem, err := target.AddSubsystem(controller.SubsystemConfig{
+			NQN: w.nqn(name), Serial: "1", PerHost: 1, Hosts: []controller.Host{{NQN: w.identity().NQN}},
+			Replace: func(context.Context) error { return a.replace(name) },
+		})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		a.targets[name], a.accepts[name] = target, make(chan net.Conn)
+		if _, err := target.Serve(&pipes{accepts: a.accepts[name], closed: make(chan struct{})}, controller.PortConfig{ID: 1, Link: []*controller.Subsystem{subsystem}}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return a, func() {
+		w.mu.Lock()
+		w.beside = nil
+		w.mu.Unlock()
+		for _, target := range a.targets {
+			if err := target.Close(context.Background()); err != nil {
+				w.t.Error(err)
+			}
+		}
+	}
+}
+
+func (a *agentsBeside) replace(node string) error {
+	time.Sleep(a.takes)
+	a.w.mu.Lock()
+	defer a.w.mu.Unlock()
+	if a.fails {
+		return errors.New("a drive hangs")
+	}
+	a.w.did("replace the export of %s", node)
+	return nil
+}
+
+// dial connects to the agent of a node.
+func (a *agentsBeside) dial(node string) net.Conn {
+	near, far := net.Pipe()
+	a.accepts[node] <- far
+	return near
+}
+
+// pipes is a listener of connections within this process.
+type pipes struct {
+	accepts chan net.Conn
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.accepts:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// besideRails is betweenRails with the kernel's targets, and the agents beside them.
+func besideRails(t *testing.T, f func(w *world, a *agentsBeside, at, other string)) {
+	t.Helper()
+	var a *agentsBeside
+	var end func()
+	betweenRailsFrom(t, func(w *world) { a, end = besides(w); w.beside = a.dial }, func(w *world, at, other string) {
+		defer end()
+		time.Sleep(time.Second) // until the host knows what the agents offer
+		w.took()
+		f(w, a, at, other)
+	})
+}
+
+// Linux's target keeps old controllers. The agent beside it ends them before the host connects through another
+// portal. The path then stays there: a move cuts all connections to a portal, those of other volumes, too.
+func TestAPathToTheKernelsTargetMovesOnceTheAgentBesideItHasEndedTheOldController(t *testing.T) {
+	besideRails(t, func(w *world, _ *agentsBeside, at, other string) {
+		w.cutAt(at, true)
+		time.Sleep(900 * time.Millisecond)
+		w.expect("loss of a network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+other, "disconnect t1 at "+at)
+		w.cutAt(at, false)
+		time.Sleep(time.Minute)
+		w.expect("the network is well again, and the path stays")
+		w.cutAt(other, true)
+		time.Sleep(900 * time.Millisecond)
+		w.expect("loss of the other network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+at, "disconnect t1 at "+other)
+		if p := w.attachment(); p.GetPhase() != serving {
+			t.Errorf("after all that it is %v", p)
+		}
+	})
+}
+
+// As long as the old controller may still write, the host does not connect. It gives up the leg when it would
+// have without another portal, or somewhat later.
+func TestAPathToTheKernelsTargetDoesNotMoveWhileTheOldControllerIsThere(t *testing.T) {
+	besideRails(t, func(w *world, a *agentsBeside, at, other string) {
+		a.fails = true
+		w.cutAt(at, true)
+		time.Sleep(10 * time.Second)
+		got := w.took()
+		if slices.Contains(got, "connect t1 at "+other) || !slices.Contains(got, "record-stale c0.1") {
+			t.Errorf("with an agent that cannot end the old controller: %q; want the leg recorded stale, and no connection before", got)
+		}
+	})
+}
