@@ -30,6 +30,7 @@ type Conn struct {
 	mu      sync.Mutex
 	all     []manager // in the order of the list, followed by leaders that were not in it
 	current int
+	turn    int // the last one that was tried without having been named as the leader
 }
 
 type manager struct {
@@ -73,26 +74,37 @@ func (m *Conn) now() *grpc.ClientConn {
 func (m *Conn) Next() { m.leave(m.now(), "") }
 
 // leave switches away from a manager, unless that has happened already: to the leader if it is
-// known, else to the next one.
+// known, else to the next one. A leader that is named but not reached does not change whose turn is next: its
+// address may be one that only other machines reach, and the list may have it under another one.
 func (m *Conn) leave(from *grpc.ClientConn, leader string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all[m.current].ClientConn != from {
 		return
 	}
-	m.current = (m.current + 1) % len(m.all)
-	if leader == "" {
+	if at := m.knownLocked(leader); at >= 0 {
+		m.current = at
 		return
 	}
-	at := slices.IndexFunc(m.all, func(one manager) bool { return one.address == leader })
-	if at < 0 && len(m.all) < managersMost {
-		if conn, err := m.open(leader); err == nil {
-			at, m.all = len(m.all), append(m.all, manager{leader, conn})
-		}
+	m.turn = (m.turn + 1) % len(m.all)
+	if m.turn == m.current {
+		m.turn = (m.turn + 1) % len(m.all)
 	}
-	if at >= 0 {
-		m.current = at
+	m.current = m.turn
+}
+
+// knownLocked is the place of a manager's address, which may be a new one; -1 if it cannot be used.
+func (m *Conn) knownLocked(address string) int {
+	at := slices.IndexFunc(m.all, func(one manager) bool { return one.address == address })
+	if at >= 0 || address == "" || len(m.all) >= managersMost {
+		return at
 	}
+	conn, err := m.open(address)
+	if err != nil {
+		return -1
+	}
+	m.all = append(m.all, manager{address, conn})
+	return len(m.all) - 1
 }
 
 // managersMost bounds the number of managers, since leaders outside the list are added to it.
@@ -105,11 +117,17 @@ func (m *Conn) elsewhere(from *grpc.ClientConn, err error) bool {
 	s := status.Convert(err)
 	silent := s.Code() == codes.DeadlineExceeded || s.Code() == codes.Unavailable && len(s.Details()) == 0
 	_, foreign := pb.OtherCluster(err)
-	if err == nil || !notLeader && !silent && !foreign && !pb.OutcomeUnknown(err) {
+	if err == nil || !notLeader && !silent && !foreign && !stranger(s) && !pb.OutcomeUnknown(err) {
 		return false
 	}
 	m.leave(from, leader)
 	return m.now() != from
+}
+
+// stranger reports whether not a manager has answered but what is on the way to one, such as a proxy. gRPC makes
+// codes of the HTTP status of such an answer that managers use, too (google.golang.org/grpc/internal/transport).
+func stranger(s *status.Status) bool {
+	return strings.HasPrefix(s.Message(), "unexpected HTTP status code received from server")
 }
 
 // Invoke implements [grpc.ClientConnInterface].

@@ -4,7 +4,9 @@ package managers
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -168,6 +170,41 @@ func TestAStreamGoesToTheManagerThatLeads(t *testing.T) {
 }
 
 // A refusal by the leader is not retried at another manager.
+// A manager names the leader by an address at which something else answers here, a proxy or a firewall for example.
+// The list has the leader under another address, and that is found, whoever names it.
+func TestALeaderIsFoundThoughItsAddressLeadsElsewhere(t *testing.T) {
+	proxy := startProxy(t)
+	a, _ := startManager(t, "a")
+	b, _ := startManager(t, "b")
+	c, _ := startManager(t, "c")
+	a.set(follow(proxy))
+	c.set(follow(proxy))
+	for _, list := range [][]string{{a.address, b.address, c.address}, {c.address, a.address, b.address}, {a.address, c.address, b.address}} {
+		if call, stream := asks(t, dialAll(t, list...)); call != "b" || stream != "b" {
+			t.Errorf("with %v the call was answered by %q and the stream by %q, want b", list, call, stream)
+		}
+	}
+	m := dialAll(t, proxy)
+	if _, err := pb.NewManagerClient(m).GetStatus(t.Context(), &pb.GetStatusRequest{}); !strings.Contains(fmt.Sprint(err), "404") {
+		t.Errorf("where nothing else answers: %v, want what it says", err)
+	}
+}
+
+// startProxy answers HTTP/2 requests that there is no such page.
+func startProxy(t *testing.T) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.NotFoundHandler(), Protocols: new(http.Protocols), ReadHeaderTimeout: time.Minute}
+	server.Protocols.SetUnencryptedHTTP2(true)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	t.Cleanup(func() { server.Close(); <-ended })
+	return listener.Addr().String()
+}
+
 func TestARefusalIsNotAskedElsewhere(t *testing.T) {
 	a, _ := startManager(t, "a")
 	b, _ := startManager(t, "b")
