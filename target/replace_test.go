@@ -118,6 +118,25 @@ func TestAReplacementIsAnsweredOnceTheOldExportIsDrained(t *testing.T) {
 	})
 }
 
+// Whoever waits no more may have connected in another way: a replacement that begins then would cut that off.
+func TestNoReplacementBeginsForAHostThatWaitsNoMore(t *testing.T) {
+	replacing(t, func(t *testing.T, w *world, ask func() error) {
+		free := make(chan struct{})
+		w.targets.Drain = func(string) { <-free }
+		for range 3 {
+			if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("while a write is in the drive the answer is %v, want none", err)
+			}
+		}
+		w.targets.Drain = func(string) {}
+		close(free)
+		time.Sleep(30 * time.Second)
+		if got := exportOf(t, w, firstExport).IDs(); got != nvmet.HighIDs {
+			t.Errorf("its controllers get ids %v, want those after one replacement", got)
+		}
+	})
+}
+
 // What could not be made again is not taken away.
 func TestAnExportWhoseDriveCannotBeUsedIsNotReplaced(t *testing.T) {
 	replacing(t, func(t *testing.T, w *world, ask func() error) {

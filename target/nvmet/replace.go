@@ -73,7 +73,8 @@ func NewReplacements(wake func()) *Replacements {
 	return &Replacements{wake: wake, asked: map[block.NQN]*replacement{}}
 }
 
-// Ask has an export replaced, and waits until it is. If ctx ends first, it may happen later.
+// Ask has an export replaced, and waits until it is. If ctx ends first, one that has begun goes on, and no other
+// one begins: by then the host may have connected in another way.
 func (r *Replacements) Ask(ctx context.Context, n block.NQN) error {
 	told := make(chan error, 1)
 	r.mu.Lock()
@@ -93,11 +94,27 @@ func (r *Replacements) Ask(ctx context.Context, n block.NQN) error {
 	case err = <-told:
 	case <-ctx.Done():
 		err = context.Cause(ctx)
+		r.leave(n, told)
 	}
 	if err != nil {
 		return fmt.Errorf("replace export %s: %w", n, err)
 	}
 	return nil
+}
+
+// leave forgets somebody who waits for a replacement, and with the last one a replacement that has not begun.
+func (r *Replacements) leave(n block.NQN, told chan error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	x := r.asked[n]
+	if x == nil {
+		return
+	}
+	is := func(other chan error) bool { return other == told }
+	x.waiting, x.later = slices.DeleteFunc(x.waiting, is), slices.DeleteFunc(x.later, is)
+	if x.next == (ControllerIDs{}) && len(x.waiting) == 0 {
+		delete(r.asked, n)
+	}
 }
 
 // Begin begins what was asked for, given what is exported, and returns the new controller ids of all exports that
