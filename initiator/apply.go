@@ -216,7 +216,7 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
 	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
 		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
-		k.reconnectAfter(old, reconnectMoved)
+		k.reconnectAfter(old, reconnectMoved(beside))
 		if silent { // or what is under way there waits until the kernel finds that out
 			for _, c := range old {
 				k.destroySockets(ctx, c.Controller)
@@ -228,7 +228,9 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 			return next, err // the kernel goes on to try the old portal
 		}
 		for _, c := range old {
-			k.awaitChange(ctx, c.Controller, callTimeout, fabrics.Live) // the target has ended it
+			if beside == nil { // else it can only be live if it has connected again, and is to go at once
+				k.awaitChange(ctx, c.Controller, callTimeout, fabrics.Live) // the target has ended it
+			}
 		}
 		if err := k.disconnect(ctx, old, false); err != nil { // then the planner asks for it
 			k.log.Warn("the path that moved is still there", "path", o.Path.String(), "err", err)
@@ -301,8 +303,14 @@ func reconnectDelay(p block.Portal) time.Duration {
 }
 
 // reconnectMoved is how long the kernel waits before it connects the old controller of a path that moves: the
-// target would end the new one.
-const reconnectMoved = 5 * time.Second
+// target would end the new one. One that keeps old controllers would serve both, so there it is longer than a move
+// may take.
+func reconnectMoved(beside *lists.Beside) time.Duration {
+	if beside != nil {
+		return connectTimeout + 5*time.Second
+	}
+	return 5 * time.Second
+}
 
 func (k *kernelKeeper) reconnectAfter(all []ending, d time.Duration) {
 	for _, c := range all {

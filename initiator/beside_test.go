@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
@@ -21,6 +22,7 @@ type agentsBeside struct {
 	accepts map[string]chan net.Conn
 	fails   bool          // they cannot
 	takes   time.Duration // how long it takes
+	returns bool          // the old controller connects again as soon as it has been ended
 }
 
 // besides starts the agents. close ends them.
@@ -64,6 +66,11 @@ func (a *agentsBeside) replace(node string) error {
 		return errors.New("a drive hangs")
 	}
 	a.w.did("replace the export of %s", node)
+	for i := range a.w.ctrl {
+		if c := &a.w.ctrl[i]; a.returns && c.NQN == a.w.nqn(node) && c.State == fabrics.Connecting {
+			c.State = fabrics.Live
+		}
+	}
 	return nil
 }
 
@@ -140,5 +147,34 @@ func TestAPathToTheKernelsTargetDoesNotMoveWhileTheOldControllerIsThere(t *testi
 		if slices.Contains(got, "connect t1 at "+other) || !slices.Contains(got, "record-stale c0.1") {
 			t.Errorf("with an agent that cannot end the old controller: %q; want the leg recorded stale, and no connection before", got)
 		}
+	})
+}
+
+// The kernel may connect the old controller again in the meantime, and its target serves both. The old one goes as
+// soon as the new one is there: if it fell silent again, the kernel would send its writes again over the new one.
+func TestAnOldControllerThatConnectsAgainGoesAtOnce(t *testing.T) {
+	besideRails(t, func(w *world, a *agentsBeside, at, other string) {
+		a.returns = true
+		w.cutAt(at, true)
+		time.Sleep(900 * time.Millisecond)
+		w.expect("loss of a network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+other, "disconnect t1 at "+at)
+	})
+}
+
+// The same name may be served by another program one day: what the one before has promised does not count then.
+func TestATargetsPromiseIsAskedForAnew(t *testing.T) {
+	var a *agentsBeside
+	var end func()
+	betweenRailsFrom(t, func(w *world) { a, end = besides(w); w.beside = a.dial; w.perHost = true }, func(w *world, at, other string) {
+		defer end()
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		w.perHost = false
+		w.mu.Unlock()
+		time.Sleep(2 * promiseLasts)
+		w.took()
+		w.cutAt(at, true)
+		time.Sleep(900 * time.Millisecond)
+		w.expect("loss of a network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+other, "disconnect t1 at "+at)
 	})
 }

@@ -133,11 +133,15 @@ type promise struct {
 	replaces bool
 }
 
-// promiseAgain is how long after a target was asked in vain it is asked again.
-const promiseAgain = 10 * time.Second
+// How often a target is asked that has not answered yet, and one that has: another program may serve it one day,
+// under the same name. It is also asked when it is connected again.
+const (
+	promiseAgain = 10 * time.Second
+	promiseLasts = time.Minute
+)
 
 // replaces reports whether a controller's target promises to end it before the host's next one is answered, or
-// the agent beside it does: Linux's target says nothing of that. The target is asked once.
+// the agent beside it does: Linux's target says nothing of that.
 func (k *kernelKeeper) replaces(c fabrics.Controller) (own, beside bool) {
 	if c.Transport != block.TCP {
 		return false, false
@@ -149,14 +153,18 @@ func (k *kernelKeeper) replaces(c fabrics.Controller) (own, beside bool) {
 	return false, b != nil && b.Replaces()
 }
 
-// promiseOf is what a controller's target has said of itself. If it is not known yet, the target is asked.
+// promiseOf is what a controller's target has said of itself last. From time to time it is asked.
 func (k *kernelKeeper) promiseOf(c fabrics.Controller) *promise {
 	p := k.promises[c.Name]
 	if p == nil {
 		p = &promise{}
 		k.promises[c.Name] = p
 	}
-	if p.known || c.State != fabrics.Live || time.Since(p.asked) < promiseAgain {
+	if c.State != fabrics.Live {
+		p.asked = time.Time{} // the target may be another one when it is connected again
+		return p
+	}
+	if since := time.Since(p.asked); since < promiseAgain || p.known && since < promiseLasts {
 		return p
 	}
 	p.asked = time.Now()

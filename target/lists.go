@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -64,7 +65,7 @@ func openLists(c Config) *lists {
 		c.Log.Info("no lists of writes are kept; after the crash of a client the copies will be compared whole", "err", err)
 		return nil
 	}
-	l, err := newLists(w, c.legDir(), c.Log)
+	l, err := newLists(w, c.legDir(), nil, c.Log)
 	if err != nil {
 		c.Log.Warn("no lists of writes are kept", "err", errors.Join(err, w.Close()))
 		return nil
@@ -72,10 +73,11 @@ func openLists(c Config) *lists {
 	return l
 }
 
-func newLists(t tracker, dir string, log *slog.Logger) (*lists, error) {
+// newLists serves the lists that t keeps. listen opens a portal; nil means TCP.
+func newLists(t tracker, dir string, listen func(block.Portal) (net.Listener, error), log *slog.Logger) (*lists, error) {
 	l := &lists{tracker: t, dir: dir, log: log, legs: map[block.LegID]*listedLeg{}}
 	var err error
-	if l.exports, err = userspace.NewExports(log, nil, l.device); err != nil {
+	if l.exports, err = userspace.NewExports(log, listen, l.device); err != nil {
 		return nil, err
 	}
 	l.tree, err = l.exports.OpenTree()

@@ -57,7 +57,7 @@ func newListedWorld(t *testing.T) *listedWorld {
 	}
 	w.nqn = block.SubsystemNQN(block.VolumeID{UUID: block.UUID{1}}, 3, w.host, "t1")
 	var err error
-	if w.lists, err = newLists(w.marker, "/dev/weft/leg", slog.New(slog.DiscardHandler)); err != nil {
+	if w.lists, err = newLists(w.marker, "/dev/weft/leg", nil, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

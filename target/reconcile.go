@@ -104,7 +104,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		return false
 	}
 	r.discovery.Tell(message)
-	if r.left = r.agent.leaving.Load() && s.exportsNothing() && r.jobs.none(); r.left {
+	if r.left = r.agent.leaving.Load() && r.nothingLeft(s); r.left {
 		return false
 	}
 	started := r.jobs.start(ctx, p.orders)
@@ -130,6 +130,11 @@ func (r *reconciler) closeLists() {
 	if err := r.lists.close(ctx); err != nil {
 		r.agent.log.Warn("lists of writes not closed", "err", err)
 	}
+}
+
+// nothingLeft reports whether the data path is empty, for good: an export that is being replaced comes back.
+func (r *reconciler) nothingLeft(s seen) bool {
+	return s.exportsNothing() && r.replace.None() && r.jobs.none()
 }
 
 // exportsNothing reports whether none of our exports is left, nor still draining.

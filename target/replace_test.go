@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,15 +20,19 @@ import (
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/checkpoint"
 	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/nvmet/memfs"
 )
 
 // replacing runs f on a target in the kernel that exports two volumes. ask has the export of the first one replaced.
 func replacing(t *testing.T, f func(t *testing.T, w *world, ask func() error)) {
 	t.Helper()
 	in(t, Kernel, func(t *testing.T, w *world) {
+		w.more = []block.Portal{{Transport: block.TCP, Address: "192.0.2.2", Port: 4420}}
+		w.targets.Drain = w.nvmet.drain
+		w.targets.Listen = w.nvmet.listen
 		var last *lists
 		w.lists = func() *lists {
-			l, err := newLists(&marker{lists: map[block.DeviceNumber]*checkpoint.Tracker{}}, w.root+"/dev/weft/leg", slog.New(slog.DiscardHandler))
+			l, err := newLists(&marker{lists: map[block.DeviceNumber]*checkpoint.Tracker{}}, w.root+"/dev/weft/leg", noNetwork, slog.New(slog.DiscardHandler))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -42,6 +48,52 @@ func replacing(t *testing.T, f func(t *testing.T, w *world, ask func() error)) {
 			return last.replace(ctx, firstExport)
 		})
 	})
+}
+
+// noNetwork is that of a world in virtual time.
+func noNetwork(block.Portal) (net.Listener, error) { return nil, unix.ENETDOWN }
+
+// nvmetTroubles is what goes wrong in nvmet.
+type nvmetTroubles struct {
+	mu      sync.Mutex
+	holds   chan struct{}   // drains wait until it is closed; nil: they do not
+	gone    map[string]bool // addresses that this machine does not have
+	drained []string
+}
+
+func (n *nvmetTroubles) set(change func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	change()
+}
+
+func (n *nvmetTroubles) drain(subsystem string) {
+	n.mu.Lock()
+	holds := n.holds
+	n.drained = append(n.drained, subsystem)
+	n.mu.Unlock()
+	if holds != nil {
+		<-holds
+	}
+}
+
+func (n *nvmetTroubles) listen(p memfs.Port) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone[p.Portal.Address] {
+		return unix.EADDRNOTAVAIL
+	}
+	return nil
+}
+
+// hold has drains wait, until release.
+func (n *nvmetTroubles) hold() (release func()) {
+	free := make(chan struct{})
+	n.set(func() { n.holds = free })
+	return func() {
+		n.set(func() { n.holds = nil })
+		close(free)
+	}
 }
 
 var firstExport = block.SubsystemNQN(volumeID(1), 1, host, "t1")
@@ -61,8 +113,6 @@ func exportOf(t *testing.T, w *world, n block.NQN) nvmet.Subsystem {
 func TestAnExportIsReplacedByOneWithOtherControllerIDs(t *testing.T) {
 	replacing(t, func(t *testing.T, w *world, ask func() error) {
 		first, other := exportOf(t, w, firstExport), exportOf(t, w, block.SubsystemNQN(volumeID(2), 1, host, "t1"))
-		drained := []string{}
-		w.targets.Drain = func(subsystem string) { drained = append(drained, subsystem) }
 		last := first.IDs()
 		for i, want := range []nvmet.ControllerIDs{nvmet.HighIDs, nvmet.LowIDs, nvmet.HighIDs} {
 			if err := ask(); err != nil {
@@ -78,9 +128,11 @@ func TestAnExportIsReplacedByOneWithOtherControllerIDs(t *testing.T) {
 				t.Errorf("its successor is %+v, want %+v", next, first)
 			}
 		}
-		if !slices.Equal(drained, slices.Repeat([]string{string(firstExport)}, 3)) {
-			t.Errorf("drained: %v, want the first export, three times", drained)
-		}
+		w.nvmet.set(func() {
+			if !slices.Equal(w.nvmet.drained, slices.Repeat([]string{string(firstExport)}, 3)) {
+				t.Errorf("drained: %v, want the first export, three times", w.nvmet.drained)
+			}
+		})
 		if got := exportOf(t, w, other.NQN); got.IDs() != other.IDs() {
 			t.Errorf("the other export is %+v, want it as it was", got)
 		}
@@ -93,11 +145,11 @@ func TestAnExportIsReplacedByOneWithOtherControllerIDs(t *testing.T) {
 	})
 }
 
-// The answer means that nothing of the old controllers is left in the drives.
+// The answer means that nothing of the old controllers is left in the drives. Who asks again meanwhile gets the same
+// answer.
 func TestAReplacementIsAnsweredOnceTheOldExportIsDrained(t *testing.T) {
 	replacing(t, func(t *testing.T, w *world, ask func() error) {
-		free := make(chan struct{})
-		w.targets.Drain = func(string) { <-free }
+		release := w.nvmet.hold()
 		if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("while a write is in the drive the answer is %v, want none", err)
 		}
@@ -107,32 +159,58 @@ func TestAReplacementIsAnsweredOnceTheOldExportIsDrained(t *testing.T) {
 		if len(again) > 0 {
 			t.Errorf("the second answer is %v, want none either", <-again)
 		}
-		w.targets.Drain = func(string) {}
-		close(free)
+		release()
 		if err := <-again; err != nil {
 			t.Error(err)
 		}
-		if got := exportOf(t, w, firstExport).IDs(); got != nvmet.LowIDs {
-			t.Errorf("its controllers get ids %v, want those after two replacements, since the host has asked twice", got)
+		if got := exportOf(t, w, firstExport).IDs(); got != nvmet.HighIDs {
+			t.Errorf("its controllers get ids %v, want those after one replacement", got)
 		}
 	})
 }
 
-// Whoever waits no more may have connected in another way: a replacement that begins then would cut that off.
-func TestNoReplacementBeginsForAHostThatWaitsNoMore(t *testing.T) {
-	replacing(t, func(t *testing.T, w *world, ask func() error) {
-		free := make(chan struct{})
-		w.targets.Drain = func(string) { <-free }
-		for range 3 {
-			if err := ask(); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("while a write is in the drive the answer is %v, want none", err)
+// A network of the target fails together with its address. The export cannot be offered there again, but at the
+// other portal.
+func TestAnExportIsReplacedThoughOnePortalHasNoAddress(t *testing.T) {
+	for _, gone := range []string{"192.0.2.1", "192.0.2.2"} {
+		replacing(t, func(t *testing.T, w *world, ask func() error) {
+			w.nvmet.set(func() { w.nvmet.gone = map[string]bool{gone: true} })
+			if err := ask(); err != nil {
+				t.Errorf("without address %s: %v", gone, err)
 			}
-		}
-		w.targets.Drain = func(string) {}
-		close(free)
-		time.Sleep(30 * time.Second)
-		if got := exportOf(t, w, firstExport).IDs(); got != nvmet.HighIDs {
-			t.Errorf("its controllers get ids %v, want those after one replacement", got)
+			exportOf(t, w, firstExport)
+			w.nvmet.set(func() { w.nvmet.gone = nil })
+			time.Sleep(10 * time.Second)
+			for _, p := range w.exported().Ports {
+				if !slices.Contains(p.Subsystems, nvmet.LinkTo(firstExport)) {
+					t.Errorf("with its address back, portal %v does not offer the export", p.Portal)
+				}
+			}
+		})
+	}
+}
+
+// For the manager an export that is being replaced is there: it takes one that is not for given up.
+func TestAnExportThatIsBeingReplacedIsReported(t *testing.T) {
+	replacing(t, func(t *testing.T, w *world, ask func() error) {
+		exports := w.exported()
+		s, _ := exports.Subsystem(firstExport)
+		for replaced, want := range map[bool][]string{false: nil, true: {legID(1).String()}} {
+			r, now := &pb.TargetReport{}, seen{exports: &nvmet.Config{}, busy: func(block.NQN) bool { return false }}
+			if replaced {
+				now.replacing = map[block.NQN]nvmet.ControllerIDs{firstExport: nvmet.HighIDs}
+			}
+			fillReport(r, now, plan{exports: nvmet.Config{Subsystems: []nvmet.Subsystem{s}}}, w.root+"/dev/weft/leg", nil)
+			var got []string
+			for _, e := range r.GetExports() {
+				got = append(got, e.GetLegIds()...)
+				if e.GetReady() {
+					t.Error("an export that is not there is ready")
+				}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("being replaced: %v: the legs %v are reported as exported, want %v", replaced, got, want)
+			}
 		}
 	})
 }
@@ -172,14 +250,13 @@ func TestAnExportThatIsNotThereIsNotReplaced(t *testing.T) {
 // A host that is fenced meanwhile does not get its export back.
 func TestAReplacementEndsWithAFence(t *testing.T) {
 	replacing(t, func(t *testing.T, w *world, ask func() error) {
-		free := make(chan struct{})
-		w.targets.Drain = func(string) { <-free }
+		release := w.nvmet.hold()
 		answer := make(chan error, 1)
 		go func() { answer <- ask() }()
 		synctest.Wait()
 		w.manager.set(want().drive(1).drive(2).leg(1, 1, 1, 0).admit(1, 2).volume(2, 2, 1).TargetWanted)
 		time.Sleep(time.Second)
-		close(free)
+		release()
 		w.until("it is fenced", admitted(1, 2))
 		if err := <-answer; !errors.Is(err, nvmet.ErrNotExported) {
 			t.Errorf("the answer is %v, want %v", err, nvmet.ErrNotExported)

@@ -50,6 +50,14 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 			report.Exports = append(report.Exports, exportReport(have, s, p.exports, legDir))
 		}
 	}
+	// The manager takes an export that is not there for one that was given up.
+	for n := range s.replacing {
+		next, wanted := p.exports.Subsystem(n)
+		if _, exists := s.exports.Subsystem(n); wanted && !exists {
+			report.Exports = append(report.Exports, exportReport(next, s, p.exports, legDir))
+		}
+	}
+	report.Exports = sortedBy(report.Exports, (*pb.ExportReport).GetNqn)
 }
 
 func sortedBy[T any](list []T, key func(T) string) []T {

@@ -50,6 +50,7 @@ type world struct {
 	mapped  map[string]dm.State
 	minor   uint32
 	targets *nvmettest.FS
+	nvmet   nvmetTroubles
 	manager manager
 
 	// Set when the agent runs with a target in user space.

@@ -53,6 +53,9 @@ func (b *Beside) ask() {
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
 	c, err := b.pool.connect(ctx, b.where)
+	if err == nil && c.Session() == 0 { // it was lost: is anybody still there?
+		c, err = b.pool.connectAnew(ctx, b.where)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asking, b.asked = false, time.Now()

@@ -7,12 +7,16 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"weft.dev/weft/initiator/lists"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/block/ramdisk"
 	"weft.dev/weft/proto/nvmetcp/controller"
@@ -29,6 +33,8 @@ type kernelTarget struct {
 	mu      sync.Mutex
 	history []string
 	fails   bool
+	gone    bool       // the agent is
+	beside  []net.Conn // to the agent
 }
 
 func newKernelTarget(t *testing.T, offers bool) *kernelTarget {
@@ -74,7 +80,17 @@ func (k *kernelTarget) serve(at []string, c controller.SubsystemConfig) {
 
 func (k *kernelTarget) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	k.did("dial " + address)
-	return new(net.Dialer).DialContext(ctx, network, k.listen[address])
+	conn, err := new(net.Dialer).DialContext(ctx, network, k.listen[address])
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if strings.HasSuffix(address, ":4421") && err == nil {
+		if k.gone {
+			conn.Close()
+			return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+		}
+		k.beside = append(k.beside, conn)
+	}
+	return conn, err
 }
 
 func (k *kernelTarget) replace(context.Context) error {
@@ -139,6 +155,11 @@ func (k *kernelTarget) write(c connection) error {
 	return block.WriteAt(d, make([]byte, 4096), 0)
 }
 
+func offered(c connection) bool {
+	_, beside := c.Replaces()
+	return beside
+}
+
 // The kernel's target keeps old controllers. So the connection goes on through another portal only after the
 // agent beside the target has ended its older one.
 func TestAConnectionToTheKernelsTargetMovesOnceItsOldControllerHasEnded(t *testing.T) {
@@ -147,7 +168,7 @@ func TestAConnectionToTheKernelsTargetMovesOnceItsOldControllerHasEnded(t *testi
 	if err := k.write(c); err != nil {
 		t.Fatal(err)
 	}
-	k.until("the agent's offer is known", c.Replaces)
+	k.until("the agent's offer is known", func() bool { return offered(c) })
 	c.Answered()
 	k.took()
 	k.set(func() { k.fails = true })
@@ -169,13 +190,45 @@ func TestAConnectionToTheKernelsTargetMovesOnceItsOldControllerHasEnded(t *testi
 	}
 }
 
+// If the agent cannot end the old controller, the connection goes on when the target must have ended it.
+func TestAConnectionGoesOnOnceItsTargetMustHaveEndedTheOldController(t *testing.T) {
+	t.Parallel() // it takes a while
+	k := newKernelTarget(t, true)
+	c := k.connect()
+	k.until("the agent's offer is known", func() bool { return offered(c) })
+	k.set(func() { k.fails = true })
+	c.Move(block.Portal{Transport: block.TCP, Address: "b", Port: 4420}, false)
+	began := time.Now()
+	if err := k.write(c); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took < volume.Quiesce || took > volume.Quiesce+10*time.Second {
+		t.Errorf("a write took %v, want somewhat more than %v", took, volume.Quiesce)
+	}
+}
+
+// An agent that has gone offers nothing any more, whatever it has offered before.
+func TestAnAgentThatIsGoneOffersNothing(t *testing.T) {
+	t.Parallel() // it takes a while
+	k := newKernelTarget(t, true)
+	b := k.pool.Beside(k.where)
+	k.until("the agent's offer is known", b.Replaces)
+	k.set(func() {
+		k.gone = true
+		for _, c := range k.beside {
+			c.Close()
+		}
+	})
+	k.until("the agent has been asked again", func() bool { return !b.Replaces() })
+}
+
 // A host that has waited until the target must have ended the old controller need not ask.
 func TestAConnectionThatHasWaitedMovesAtOnce(t *testing.T) {
 	k := newKernelTarget(t, false)
 	c := k.connect()
-	k.until("the agent is asked", func() bool { return !c.Replaces() && slices.Contains(k.took(), "dial a:4421") })
+	k.until("the agent is asked", func() bool { return !offered(c) && slices.Contains(k.took(), "dial a:4421") })
 	time.Sleep(100 * time.Millisecond)
-	if c.Replaces() {
+	if offered(c) {
 		t.Error("an agent that offers nothing is believed to")
 	}
 	k.took()

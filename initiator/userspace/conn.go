@@ -63,8 +63,8 @@ type connection interface {
 	Refused() time.Time
 
 	// Replaces reports whether the host's older controller is drained before the next one is
-	// answered: by its target, or by what answers beside it.
-	Replaces() bool
+	// answered: own, by its target, or beside, by the agent beside it.
+	Replaces() (own, beside bool)
 
 	// Move continues through another portal. It does not wait. I/O that was sent and is not
 	// answered is sent again there, once the older controller is drained; or at once if the host

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/lists"
+	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/proto/nvmetcp/host"
@@ -82,7 +83,12 @@ func (c *hostConnection) Move(to block.Portal, waited bool) {
 	c.Controller.Move(to.HostPort())
 }
 
-func (c *hostConnection) Replaces() bool { return c.Controller.Replaces() || c.beside.Replaces() }
+func (c *hostConnection) Replaces() (own, beside bool) {
+	if c.Controller.Replaces() {
+		return true, false
+	}
+	return false, c.beside.Replaces()
+}
 
 // Answered counts what has come from beside the target, too, while that ends the older controller.
 func (c *hostConnection) Answered() bool {
@@ -90,14 +96,20 @@ func (c *hostConnection) Answered() bool {
 	return c.Controller.Answered() || beside
 }
 
-// replace has the older controller ended before a connection that moves is made anew.
+// replace has the older controller ended before a connection that moves is made anew. If that cannot be done, the
+// host waits until the target must have ended it.
 func (c *hostConnection) replace(ctx context.Context) error {
 	move := c.move.Load()
-	if move.waited {
+	if move.waited || time.Since(c.State().Since) > volume.Quiesce {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, replaceTimeout)
+	defer cancel()
 	return c.beside.Replace(ctx, move.to)
 }
+
+// replaceTimeout is how long the agent beside a target may take to end a controller, before it is asked again.
+const replaceTimeout = 5 * time.Second
 
 // Namespace also makes the controller look again if it does not know the namespace, because
 // the event that announces one may have been lost with a connection. It does so only from time

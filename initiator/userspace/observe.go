@@ -97,7 +97,8 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 				k.portals.Refused(path, at)
 			}
 			seen.Silent, seen.Looks, seen.Answered, seen.Greeted = r.silent, r.looks, r.answered, r.greeted
-			seen.Replaces = r.connection.Replaces()
+			own, beside := r.connection.Replaces()
+			seen.Replaces, seen.Stays = own || beside, beside
 			seen.State = volume.PathSilent
 			if live {
 				seen.State = volume.PathLive

@@ -344,10 +344,10 @@ func (c *fakeConn) Refused() time.Time {
 	return time.Time{}
 }
 
-func (c *fakeConn) Replaces() bool {
+func (c *fakeConn) Replaces() (own, beside bool) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return !c.w.nodes[c.node].keeps
+	return !c.w.nodes[c.node].keeps, false
 }
 
 // Move sends the I/O that was not answered again, through the other portal.

@@ -69,7 +69,7 @@ type PathSeen struct {
 	// Replaces: this host's older controller is drained before the next one is answered, through
 	// whatever portal: the target promises that, or the agent beside it.
 	Replaces bool
-	// Stays: it does not go back to the portal where it belongs, since a move interrupts other paths.
+	// Stays: it does not go back to the portal where it belongs, since that would put a path at risk that works.
 	Stays bool
 }
 

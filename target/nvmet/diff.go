@@ -34,6 +34,7 @@ type Step struct {
 
 	Object string // the object that the step is part of: its later steps depend on this one
 	Needs  string // another object that must be complete first
+	Alone  bool   // no later step of its object depends on this one
 }
 
 func (s Step) String() string {
@@ -201,7 +202,7 @@ func (d *differ) leftOver(h block.NQN, s Subsystem) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(d.want.Subsystems, func(w Subsystem) bool { return w.allows(h) })
+	return !slices.ContainsFunc(d.want.Subsystems, func(w Subsystem) bool { return w.allows(h) && !d.deferred[w.NQN] })
 }
 
 func (s Subsystem) allows(h block.NQN) bool {
@@ -389,7 +390,7 @@ func (d *differ) port(want Port) {
 		}
 		d.steps = append(d.steps, Step{
 			Op: Symlink, Path: path.Join(portPath(have.ID), "subsystems", l.Name), Arg: subsystemPath(l.To),
-			Object: subsystemPath(l.To), Needs: portPath(have.ID),
+			Object: subsystemPath(l.To), Needs: portPath(have.ID), Alone: true, // other portals may do if this one does not
 		})
 	}
 }

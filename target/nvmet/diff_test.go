@@ -71,6 +71,31 @@ func TestDiffCutsAllOffBeforeItDrains(t *testing.T) {
 	}
 }
 
+// A subsystem that is made again gets its host again, too: if it is given up in between, nothing is left.
+func TestDiffMakesASubsystemAgainWithItsHost(t *testing.T) {
+	got := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
+	got.Hosts = []block.NQN{sub(1, 1, 1).AllowedHosts[0].To}
+	want := place{}.config(sub(1, 1, 1, "/dev/x"))
+	want.Subsystems[0].CntlidMin, want.Subsystems[0].CntlidMax = HighIDs.Min, HighIDs.Max
+	expected := []string{
+		"unlink A/allowed_hosts/HA", "unlink ports/22272/A", "unlink ports/22273/A",
+		`write "0" to A/1/enable`, "rmdir A/1", "rmdir hosts/HA", "rmdir A",
+	}
+	if diff := cmp.Diff(expected, text(Diff(got, want))); diff != "" {
+		t.Errorf("Diff(an export, the same with other controller ids) (-want +got):\n%s", diff)
+	}
+	gone := Config{Ports: slices.Clone(got.Ports)}
+	for i := range gone.Ports {
+		gone.Ports[i].Subsystems = nil
+	}
+	steps := text(Diff(gone, want))
+	for _, step := range []string{`write "32760" to A/attr_cntlid_min`, "mkdir hosts/HA", "symlink ports/22272/A to A", "symlink ports/22273/A to A"} {
+		if !slices.Contains(steps, step) {
+			t.Errorf("the steps that make it again lack %q: %q", step, steps)
+		}
+	}
+}
+
 // The new epoch's export waits until the old one has been seen to be gone: if one plan made both, a
 // drain that hangs would leave a device exported twice.
 func TestDiffDoesNotExportADeviceBeforeTheOldExportIsGone(t *testing.T) {

@@ -63,8 +63,9 @@ type Replacements struct {
 // replacement is the replacement of one export.
 type replacement struct {
 	next    ControllerIDs // zero: it has not begun
+	linked  bool          // a host may have connected to the successor
 	waiting []chan error
-	later   []chan error // they have asked after it had begun, and want another one
+	later   []chan error // they have asked since then, and want another one
 }
 
 // NewReplacements returns an empty set. It calls wake, which must not block, when there is something to do:
@@ -82,10 +83,10 @@ func (r *Replacements) Ask(ctx context.Context, n block.NQN) error {
 	switch {
 	case x == nil:
 		r.asked[n] = &replacement{waiting: []chan error{told}}
-	case x.next == ControllerIDs{}:
-		x.waiting = append(x.waiting, told)
-	default:
+	case x.linked:
 		x.later = append(x.later, told)
+	default:
+		x.waiting = append(x.waiting, told)
 	}
 	r.mu.Unlock()
 	r.wake()
@@ -137,7 +138,15 @@ func (r *Replacements) Begin(exports Config) map[block.NQN]ControllerIDs {
 	return all
 }
 
-// Settle tells the hosts whose exports have been replaced. Left are the steps from got to want.
+// None reports whether nothing is being replaced.
+func (r *Replacements) None() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.asked) == 0
+}
+
+// Settle tells the hosts whose exports have been replaced. Left are the steps from got to want, which are about to
+// be carried out. One portal is enough: another one may be in trouble.
 func (r *Replacements) Settle(got, want Config, left []Step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,6 +161,8 @@ func (r *Replacements) Settle(got, want Config, left []Step) {
 			r.endLocked(n, ErrNotReady)
 		case exists && made.IDs() == x.next && got.Linked(n) && made.hasAll(planned) && !touched(left, n):
 			r.endLocked(n, nil)
+		default:
+			x.linked = x.linked || exists && made.IDs() == x.next && got.Linked(n) || links(left, n)
 		}
 	}
 }
@@ -161,9 +172,14 @@ func (s Subsystem) hasAll(planned Subsystem) bool {
 	return !slices.ContainsFunc(planned.Namespaces, func(ns Namespace) bool { return !slices.Contains(s.Namespaces, ns) })
 }
 
-// touched reports whether one of the steps is part of a subsystem.
+// touched reports whether one of the steps changes a subsystem, apart from links to it.
 func touched(steps []Step, n block.NQN) bool {
-	return slices.ContainsFunc(steps, func(s Step) bool { return s.Object == subsystemPath(n) })
+	return slices.ContainsFunc(steps, func(s Step) bool { return s.Object == subsystemPath(n) && !s.Alone })
+}
+
+// links reports whether one of the steps links a subsystem to a port.
+func links(steps []Step, n block.NQN) bool {
+	return slices.ContainsFunc(steps, func(s Step) bool { return s.Object == subsystemPath(n) && s.Alone })
 }
 
 // endLocked tells those who wait for a replacement, and goes on to the next one.

@@ -169,11 +169,11 @@ func (t *Tree) Apply(ctx context.Context, steps []Step, patience time.Duration) 
 	broken := map[string]bool{}
 	for _, s := range steps {
 		if broken[s.Object] || broken[s.Needs] {
-			broken[s.Object] = true
+			broken[s.Object] = broken[s.Object] || !s.Alone
 			continue
 		}
 		if err := t.apply(ctx, s, patience); err != nil {
-			broken[s.Object] = true
+			broken[s.Object] = !s.Alone
 			failures = append(failures, Failure{s, err})
 			continue
 		}

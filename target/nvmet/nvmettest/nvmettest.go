@@ -23,6 +23,8 @@ type FS struct {
 	// Drain is called when an enabled namespace is disabled or removed, and delays that as long as
 	// it likes. Set the functions before the first use.
 	Drain func(subsystem string)
+	// Listen is called when a subsystem is linked to a port, which fails with its error.
+	Listen func(memfs.Port) error
 	// Resize is called when the size of a namespace's device is read again.
 	Resize func(subsystem string, nsid uint32)
 }
@@ -32,6 +34,7 @@ func New(devices ...string) *FS {
 	f := &FS{
 		Exists: func(device string) bool { return slices.Contains(devices, device) },
 		Drain:  func(string) {},
+		Listen: func(memfs.Port) error { return nil },
 		Resize: func(string, uint32) {},
 	}
 	f.FS = memfs.New(server{f})
@@ -60,5 +63,5 @@ func (s server) ResizeNamespace(nqn string, nsid uint32) error {
 func (server) AddSubsystem(memfs.Subsystem) error        { return nil }
 func (server) SetHosts(string, []memfs.Host, bool) error { return nil }
 func (server) RemoveSubsystem(string) error              { return nil }
-func (server) Link(memfs.Port, string) error             { return nil }
+func (s server) Link(p memfs.Port, _ string) error       { return s.fs.Listen(p) }
 func (server) Unlink(uint16, string) error               { return nil }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nvmet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"weft.dev/weft/proto/block"
+)
+
+// asking has an export replaced, and returns where the answer comes.
+func asking(ctx context.Context, r *Replacements, n block.NQN) <-chan error {
+	answer := make(chan error, 1)
+	go func() { answer <- r.Ask(ctx, n) }()
+	synctest.Wait()
+	return answer
+}
+
+func answered(answer <-chan error) bool {
+	synctest.Wait()
+	return len(answer) > 0
+}
+
+// Until its successor is linked no host has connected to it, so one replacement answers all who ask. Who asks later
+// may have: another one begins.
+func TestAReplacementAnswersThoseWhoAskedBeforeItsSuccessorWasLinked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReplacements(func() {})
+		old := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
+		n := old.Subsystems[0].NQN
+		first := asking(t.Context(), r, n)
+		ids := r.Begin(old)[n]
+		want := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
+		want.Subsystems[0].CntlidMin, want.Subsystems[0].CntlidMax = ids.Min, ids.Max
+		r.Settle(old, want, Diff(old, want))
+		second := asking(t.Context(), r, n)
+		none := Config{Ports: slices.Clone(old.Ports)}
+		for i := range none.Ports {
+			none.Ports[i].Subsystems = nil
+		}
+		r.Settle(none, want, Diff(none, want)) // these steps link it
+		third := asking(t.Context(), r, n)
+		if answered(first) || answered(second) {
+			t.Fatal("they are answered before it is replaced")
+		}
+		r.Settle(want, want, nil)
+		if !answered(first) || !answered(second) || answered(third) {
+			t.Fatalf("answered are %v, %v and %v, want the first two", answered(first), answered(second), answered(third))
+		}
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Error(err)
+		}
+		if next := r.Begin(want)[n]; next == ids || !next.Successor() {
+			t.Errorf("the next one has ids %v, want others than %v", next, ids)
+		}
+		if r.None() {
+			t.Error("nothing is being replaced, though somebody waits")
+		}
+	})
+}
+
+// Whoever waits no more may have connected in another way: a replacement that begins then would cut that off.
+func TestNoReplacementBeginsForAHostThatWaitsNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := NewReplacements(func() {})
+		got := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
+		n := got.Subsystems[0].NQN
+		ctx, leave := context.WithCancel(t.Context())
+		asking(ctx, r, n)
+		leave()
+		synctest.Wait()
+		if begun := r.Begin(got); len(begun) > 0 || !r.None() {
+			t.Errorf("%v begins for a host that has left before", begun)
+		}
+		first := asking(t.Context(), r, n)
+		ids := r.Begin(got)[n]
+		want := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
+		want.Subsystems[0].CntlidMin, want.Subsystems[0].CntlidMax = ids.Min, ids.Max
+		r.Settle(want, want, Diff(place{}.config(), want)) // it is linked
+		ctx, leave = context.WithCancel(t.Context())
+		asking(ctx, r, n)
+		leave()
+		synctest.Wait()
+		r.Settle(want, want, nil)
+		if !answered(first) || !r.None() {
+			t.Error("another one begins for a host that has left during the first")
+		}
+	})
+}
