@@ -128,7 +128,11 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	return fmt.Errorf("stop %s on %s: it still ran %s after SIGTERM and was killed", d.name, d.machine.name, stopLimit)
 }
 
-// Kill kills the daemon with SIGKILL and waits until it is gone.
+// deathPatience is how long a killed daemon may take to end: the kernel lets a command to a target that is
+// away run out of time first.
+const deathPatience = time.Minute
+
+// Kill kills the daemon with SIGKILL and waits until it is gone. It is an error if that takes too long.
 func (d *Daemon) Kill(ctx context.Context) error {
 	if !d.Running() {
 		return nil
@@ -136,6 +140,8 @@ func (d *Daemon) Kill(ctx context.Context) error {
 	if err := d.Signal(ctx, syscall.SIGKILL); err != nil && d.Running() {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, deathPatience, fmt.Errorf("it was killed %v ago, and waits in the kernel", deathPatience))
+	defer cancel()
 	_, err := d.Wait(ctx)
 	return err
 }

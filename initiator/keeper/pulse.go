@@ -13,6 +13,7 @@ type Pulse struct {
 	sent    time.Time // when the last probe was sent, on that clock
 	dark    time.Time // since when no controller has been live
 	failing time.Time // when the first of the failed probes was sent
+	lost    time.Time // when the first was sent of the probes that ended without an answer
 	started time.Time // when the last probe was sent
 	running bool
 	Answers bool // the last probe was answered
@@ -66,23 +67,33 @@ func (p *Pulse) Unanswered() time.Time {
 }
 
 func (p *Pulse) unanswered() time.Time {
+	since := Earlier(p.dark, p.lost)
 	if p.running {
-		return Earlier(p.dark, p.started)
+		since = Earlier(since, p.started)
 	}
-	return p.dark
+	return since
 }
 
-// Due reports whether it is time for a probe.
+// Due reports whether it is time for a probe. One that was lost is repeated soon: its connection may be back.
 func (p *Pulse) Due(now time.Time, interval time.Duration) bool {
+	if !p.lost.IsZero() {
+		interval /= 10
+	}
 	return !p.running && now.Sub(p.started) >= interval
 }
 
 // Probe notes that a probe is sent; clock is the time on the lease clock.
 func (p *Pulse) Probe(now, clock time.Time) { p.running, p.started, p.sent = true, now, clock }
 
-// Answered notes the outcome of the pending probe.
+// Lost notes that the pending probe has ended without an answer: the connection was lost, or was not there.
+func (p *Pulse) Lost() {
+	p.running, p.Answers = false, false
+	p.failing, p.lost = Earlier(p.failing, p.started), Earlier(p.lost, p.started)
+}
+
+// Answered notes the answer to the pending probe.
 func (p *Pulse) Answered(err error) {
-	p.running, p.Answers = false, err == nil
+	p.running, p.Answers, p.lost = false, err == nil, time.Time{}
 	switch {
 	case err == nil:
 		p.failing, p.Met, p.Heard = time.Time{}, true, p.sent
