@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"weft.dev/weft/initiator/volume"
@@ -27,6 +29,14 @@ type Call struct {
 
 // Busy reports whether a call was left behind and has not returned yet.
 func (k *Keeper) Busy(what string) bool { return k.busy[what] }
+
+// unreturned lists the calls that were left behind, for people.
+func (k *Keeper) unreturned() (calls []string) {
+	for _, what := range slices.Sorted(maps.Keys(k.busy)) {
+		calls = append(calls, what+" has not returned yet")
+	}
+	return calls
+}
 
 // Await runs f on its own goroutine and then finish, with f's outcome, on the keeper's. It
 // waits for f as long as its patience lasts. After that it leaves f behind, and finish runs

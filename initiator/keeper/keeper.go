@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -333,7 +331,7 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	}
 	k.phase = v.Phase
 	now := State{
-		Acted: generation, Notes: append(v.Notes, slices.Sorted(maps.Keys(k.busy))...),
+		Acted: generation, Notes: append(v.Notes, k.unreturned()...),
 		Suspects: v.Suspects, Left: k.leaving && v.Phase == volume.DetachedClean,
 	}
 	idle := w == nil && s != nil && s.Empty() && m.Epoch == 0 && len(k.busy) == 0

@@ -197,8 +197,9 @@ func TestAConnectionGoesOnOnceItsTargetMustHaveEndedTheOldController(t *testing.
 	c := k.connect()
 	k.until("the agent's offer is known", func() bool { return offered(c) })
 	k.set(func() { k.fails = true })
-	c.Move(block.Portal{Transport: block.TCP, Address: "b", Port: 4420}, false)
 	began := time.Now()
+	c.Move(block.Portal{Transport: block.TCP, Address: "b", Port: 4420}, false)
+	k.until("the old connection is left", func() bool { return slices.Contains(k.took(), "replace") })
 	if err := k.write(c); err != nil {
 		t.Error(err)
 	}

@@ -209,7 +209,7 @@ func (o Readmit) String() string      { return "readmit " + o.At.String() }
 func (o GiveUp) String() string       { return "give-up: " + o.Over.Why }
 func (o Forget) String() string       { return "forget" + clean(o.Clean) }
 func (o MakeLog) String() string      { return fmt.Sprintf("make-log %d", o.Column) }
-func (o SetColumn) String() string    { return fmt.Sprintf("column %d", o.Column) }
+func (o SetColumn) String() string    { return fmt.Sprintf("change column %d", o.Column) }
 func (o FailColumn) String() string   { return fmt.Sprintf("fail-column %d", o.Column) }
 func (o RemoveColumn) String() string { return fmt.Sprintf("remove-column %d", o.Column) }
 func (o FailDevice) String() string   { return "fail-device" }

@@ -62,7 +62,7 @@ func TestALostLegIsRecordedAndNotedBeforeIOGoesOn(t *testing.T) {
 		w.silent[1] = true
 		w.begin(0)
 		did := w.pass(5 * time.Second)
-		goesOn := map[bool]string{true: "column 0", false: "drop"}[w.caps.Tables]
+		goesOn := map[bool]string{true: "change column 0", false: "drop"}[w.caps.Tables]
 		if !before(did, "record-stale", "note") || !before(did, "note", goesOn) || !before(did, "note", "cut") {
 			t.Errorf("done:\n%s\nwant the record, the note, and then %s and the cut", strings.Join(did, "\n"), goesOn)
 		}
@@ -426,7 +426,7 @@ func TestALegIsLeftOutOnceAnotherCopyIsFlushed(t *testing.T) {
 		did := w.turn(1000)
 		w.begin(0)
 		did = append(did, w.pass(2*time.Second)...)
-		goesOn := map[bool]string{true: "column 0", false: "drop"}[w.caps.Tables]
+		goesOn := map[bool]string{true: "change column 0", false: "drop"}[w.caps.Tables]
 		for _, order := range [][2]string{{"hold I/O for legs to be left out", "flush"}, {"flush", "record-stale"}, {"record-stale", goesOn}, {goesOn, "resume I/O"}} {
 			if !before(did, order[0], order[1]) {
 				t.Errorf("%q does not come before %q; done:\n%s", order[0], order[1], strings.Join(did, "\n"))

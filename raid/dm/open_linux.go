@@ -97,14 +97,20 @@ func (c control) ioctl(cmd uint32, buf []byte) error {
 		return err
 	}
 	var errno error
-	if err := conn.Control(func(fd uintptr) { errno = ioctl(fd, cmd, unsafe.Pointer(&buf[0])) }); err != nil {
+	suspends := cmd == cmdSuspend && order.Uint32(buf[offFlags:])&flagSuspend != 0
+	if err := conn.Control(func(fd uintptr) {
+		if suspends {
+			errno = suspend(fd, cmd, buf)
+		} else {
+			errno = ioctl(fd, cmd, unsafe.Pointer(&buf[0]))
+		}
+	}); err != nil {
 		return err
 	}
 	return errno
 }
 
-// ioctl tries again after a signal: the Go runtime sends signals to preempt goroutines,
-// and a suspend that waits for I/O is interrupted by them.
+// ioctl tries again after a signal: the Go runtime sends signals to preempt goroutines.
 func ioctl(fd uintptr, cmd uint32, arg unsafe.Pointer) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, uintptr(cmd), uintptr(arg))
