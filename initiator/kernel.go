@@ -343,10 +343,8 @@ func (k *kernel) fail(devices ...dm.State) error {
 		}
 		// Suspend with a flush, so that mirrors fail the writes they hold. Do not freeze a file
 		// system first, since that would not succeed.
-		if !d.Suspended {
-			if err := k.dm.Suspend(d.Name, false, true); err != nil {
-				return err
-			}
+		if err := k.dm.Suspend(d.Name, false, true); err != nil {
+			return err
 		}
 		if err := k.dm.Resume(d.Name, dm.UdevInner); err != nil {
 			return err

@@ -407,7 +407,7 @@ func (k *kernelKeeper) probe(s *seen) {
 			err := k.kernel.host.Probe(head, k.agent.cfg.IOTimeout)
 			close(answered)
 			k.Tell(func() {
-				if errors.Is(err, fabrics.ErrNoAnswer) {
+				if !fabrics.Answered(err) {
 					p.Lost()
 					return
 				}

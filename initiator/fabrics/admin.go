@@ -57,6 +57,13 @@ func (t *Tree) Admin(ctx context.Context, c Controller, cmd nvmetcp.Command, dat
 	return err
 }
 
+// Answered reports whether the outcome of a command is the target's word: success, or a status. Everything else
+// happened on this host.
+func Answered(err error) bool {
+	_, status := errors.AsType[nvmetcp.Status](err)
+	return err == nil || status
+}
+
 // pass sends a command and waits for its answer, for limit at most (0: as long as the kernel does); then the
 // kernel resets the controller. The kernel does not repeat such commands, nor keep them while there is no
 // path. So the wait, which no signal ends, is short.
@@ -77,7 +84,7 @@ func pass(fd int, ioctl uintptr, cmd nvmetcp.Command, data []byte, limit time.Du
 	}
 	switch s := nvmetcp.Status(status); s.Code() {
 	case nvmetcp.HostPathingError, nvmetcp.HostAborted: // what the kernel itself says
-		return fmt.Errorf("%w: %w", ErrNoAnswer, s)
+		return fmt.Errorf("%w: %v", ErrNoAnswer, s)
 	default:
 		return s.Err()
 	}

@@ -23,7 +23,7 @@ const probeSize = 4096
 // does: ErrNoAnswer if there is no live path, or the path is lost meanwhile. An ordinary read would wait
 // until there is a path again, and a process that waits for it can not be killed.
 func (t *Tree) Probe(h Head, limit time.Duration) error {
-	return t.opened(h, "read", unix.O_RDONLY, func(fd int) error {
+	return t.opened(h, "read", func(fd int) error {
 		sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
 		if err != nil {
 			return fmt.Errorf("ask for the size of a block: %w", err)
@@ -40,7 +40,7 @@ func (t *Tree) Probe(h Head, limit time.Duration) error {
 // Flush makes a head's drive write out its cache. The target is asked even if the kernel takes the drive for
 // one without a cache. It returns as Probe does.
 func (t *Tree) Flush(h Head, limit time.Duration) error {
-	return t.opened(h, "flush", unix.O_RDWR, func(fd int) error {
+	return t.opened(h, "flush", func(fd int) error {
 		var flush nvmetcp.Command
 		flush.SetOpcode(nvmetcp.IOFlush)
 		flush.SetNSID(h.NSID)
@@ -48,9 +48,10 @@ func (t *Tree) Flush(h Head, limit time.Duration) error {
 	})
 }
 
-func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error {
+// opened opens a head for reading: when one that was open for writing is closed, udev looks at it again.
+func (t *Tree) opened(h Head, op string, do func(fd int) error) error {
 	path := filepath.Join(t.dev, h.Name)
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &Error{Op: "open", Path: path, Err: err}
 	}

@@ -272,7 +272,7 @@ func (c *Client) Resume(name string, u Udev) error {
 }
 
 // Suspend stops the device: new I/O waits until the device is resumed. Suspend returns
-// when the I/O under way has ended. If this process ends before, the device is suspended
+// when the I/O under way has ended. If this process ends before, a mirror is suspended
 // all the same, later: suspend_linux.go tells why.
 //
 // With noflush, it does not wait for I/O that a target can hand back: writes that a mirror

@@ -97,10 +97,10 @@ func (c control) ioctl(cmd uint32, buf []byte) error {
 		return err
 	}
 	var errno error
-	suspends := cmd == cmdSuspend && order.Uint32(buf[offFlags:])&flagSuspend != 0
+	apart := cmd == cmdSuspend && c.isMirror(buf)
 	if err := conn.Control(func(fd uintptr) {
-		if suspends {
-			errno = suspend(fd, cmd, buf)
+		if apart {
+			errno = inChild(fd, cmd, buf)
 		} else {
 			errno = ioctl(fd, cmd, unsafe.Pointer(&buf[0]))
 		}

@@ -6,20 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// A suspend must not be interrupted once it waits for I/O. The kernel then takes back what it has begun, but
-// dm-mirror cannot (dm-raid1.c has no presuspend_undo): it stays without recovery, fails writes that it would
-// hold, and the next suspend of it waits for ever, in dm_rh_stop_recovery. A signal interrupts that wait, also
-// the one that kills the process. So the ioctl is made by a child that ignores all signals, belongs to no
-// session or process group of its parent, and has nothing but the control node open. If the parent dies, the
-// child goes on, and the next process finds the device suspended.
+// The suspend of a mirror must not be interrupted once it waits for I/O. The kernel then takes back what it has
+// begun, but dm-mirror cannot (dm-raid1.c has no presuspend_undo): it stays without recovery, fails writes that
+// it would hold, and the next suspend of it waits for ever, in dm_rh_stop_recovery. A signal interrupts that
+// wait, also the one that kills the process. So the ioctl is made by a child that ignores all signals, belongs
+// to no session or process group of its parent, and has nothing but the control node open. If the parent dies,
+// the child goes on, and the next process finds the device suspended.
+//
+// Other devices can take a suspend back, and do when their process ends: they go on serving.
 
-// suspend makes an ioctl that suspends a device, in a child process.
-func suspend(fd uintptr, cmd uint32, buf []byte) error {
+// isMirror reports whether the live table of the device that a request names has a mirror. A resume may
+// suspend it, too.
+func (c control) isMirror(request []byte) bool {
+	h, err := decodeHeader(request)
+	if err != nil {
+		return false
+	}
+	table, err := (&Client{c}).Table(h.name)
+	return err == nil && slices.ContainsFunc(table, func(r Row) bool { _, is := r.Target.(Mirror); return is })
+}
+
+// inChild makes an ioctl in a child process.
+func inChild(fd uintptr, cmd uint32, buf []byte) error {
 	shared, err := unix.Mmap(-1, 0, len(buf), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return fmt.Errorf("make memory to share with a child: %w", err)
