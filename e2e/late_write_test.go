@@ -42,7 +42,7 @@ func TestScenarioLateWrite(t *testing.T) {
 	})
 
 	rails, addresses := []*vm.Network{network, b.Rail}, []string{t1.Addr(), t1.AddrOn(b.Rail)}
-	t.Run("a volume in user space moves its path", func(t *testing.T) {
+	moved := t.Run("a volume in user space moves its path", func(t *testing.T) {
 		b.Datapath(c1, "user")
 		b.Create("db0", "256MiB", 1, 2)
 		device := b.Attach("db0", c1)
@@ -63,6 +63,9 @@ func TestScenarioLateWrite(t *testing.T) {
 		b.Datapath(c1, "kernel")
 	})
 
+	if !moved {
+		return // a network may still be cut
+	}
 	t.Run("a volume moves its path and keeps it", func(t *testing.T) {
 		b.Create("db1", "256MiB", 1, 2)
 		late.t, late.device, late.moves = t, b.Attach("db1", c1), true

@@ -28,7 +28,12 @@ type Beside struct {
 	asked    time.Time
 	asking   bool
 	promised bool
+	reached  time.Time // when the agent was told to replace something that it still replaces
 }
+
+// workPatience is how long an agent that was reached is not asked for a sign of life: what it does waits for the
+// drives, and on a busy machine for a processor.
+const workPatience = time.Second
 
 // askAgain is how often it is asked what the agent offers: it may be replaced by another version.
 const askAgain = 10 * time.Second
@@ -78,11 +83,25 @@ func (b *Beside) Replace(ctx context.Context, through block.Portal) error {
 		return fmt.Errorf("ask beside the target of %s: %w", w.Subsystem, err)
 	}
 	b.heard.Store(true)
+	b.works(time.Now())
+	defer b.works(time.Time{})
 	return c.Replace(ctx)
 }
 
-// Heard reports whether the agent has answered, when it was to replace something, since the last call.
-func (b *Beside) Heard() bool { return b.heard.Swap(false) }
+func (b *Beside) works(since time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reached = since
+}
+
+// Heard reports whether the agent has answered, when it was to replace something, since the last call. While it
+// replaces something it counts as heard, for a second at most.
+func (b *Beside) Heard() bool {
+	b.mu.Lock()
+	works := !b.reached.IsZero() && time.Since(b.reached) < workPatience
+	b.mu.Unlock()
+	return b.heard.Swap(false) || works
+}
 
 // connectAnew is connect without the connection that there was, which may lead through a silent portal.
 func (p *Pool) connectAnew(ctx context.Context, w Where) (*host.Controller, error) {

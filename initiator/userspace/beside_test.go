@@ -33,8 +33,9 @@ type kernelTarget struct {
 	mu      sync.Mutex
 	history []string
 	fails   bool
-	gone    bool       // the agent is
-	beside  []net.Conn // to the agent
+	slow    chan struct{} // if not nil, it replaces nothing until this is closed
+	gone    bool          // the agent is
+	beside  []net.Conn    // to the agent
 }
 
 func newKernelTarget(t *testing.T, offers bool) *kernelTarget {
@@ -95,6 +96,12 @@ func (k *kernelTarget) dial(ctx context.Context, network, address string) (net.C
 
 func (k *kernelTarget) replace(context.Context) error {
 	k.did("replace")
+	k.mu.Lock()
+	slow := k.slow
+	k.mu.Unlock()
+	if slow != nil {
+		<-slow
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.fails {
@@ -187,6 +194,34 @@ func TestAConnectionToTheKernelsTargetMovesOnceItsOldControllerHasEnded(t *testi
 	got := k.took()
 	if i := slices.Index(got, "dial b:4420"); i < 1 || !slices.Contains(got[:i], "replace") || slices.Contains(got, "dial a:4420") {
 		t.Errorf("then: %q, want it replaced before a connection through the other portal", got)
+	}
+}
+
+// An agent that is at work is not silent: else the next portal would be tried before it is done, and then the
+// first one again, and each would have it begin anew. That lasts for a second.
+func TestAConnectionWaitsForAnAgentThatIsAtWork(t *testing.T) {
+	t.Parallel() // it takes a while
+	k := newKernelTarget(t, true)
+	c := k.connect()
+	k.until("the agent's offer is known", func() bool { return offered(c) })
+	slow := make(chan struct{})
+	k.set(func() { k.slow = slow })
+	c.Move(block.Portal{Transport: block.TCP, Address: "b", Port: 4420}, false)
+	k.until("the agent is asked", func() bool { return slices.Contains(k.took(), "replace") })
+	began := time.Now()
+	for range 5 {
+		if !c.Answered() {
+			t.Errorf("the target seems to be silent after %v, though its agent is at work", time.Since(began))
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	k.until("it is not believed for ever", func() bool { return !c.Answered() })
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("an agent that does not answer counts as heard for %v", took)
+	}
+	close(slow)
+	if err := k.write(c); err != nil {
+		t.Error(err)
 	}
 }
 
