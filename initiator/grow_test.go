@@ -282,7 +282,7 @@ func TestADeviceThatIsStoppedDoesNotGoOnBecauseItGrows(t *testing.T) {
 		}
 		w.answer("t1")
 		time.Sleep(3 * time.Second)
-		w.expect("all legs answer", "resume top", "resize c0: mirror t0 t1", "resize top: linear")
+		w.expect("all legs answer", "resize c0: mirror t0 t1", "resume top", "resize top: linear")
 	})
 }
 

@@ -30,10 +30,12 @@ type seen struct {
 // legSeen is the multipath head of a leg.
 type legSeen struct {
 	nqn    block.NQN
-	head   fabrics.Head
-	device dm.Ref // the head's; empty if there is none
+	device dm.Ref // empty if there is none
+	name   string // nvme0n1
 	fit    bool   // a controller is live, and the head is prepared
 }
+
+func (l legSeen) head() fabrics.Head { return fabrics.Head{Name: l.name, Dev: string(l.device)} }
 
 func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 	s := &seen{legs: map[block.LegID]legSeen{}, controllers: map[block.NQN][]fabrics.Controller{}}
@@ -333,7 +335,7 @@ func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) 
 			leg.Error = err.Error()
 		}
 	}
-	seen := legSeen{nqn: l.NQN, head: n.Head, device: dm.Ref(n.Dev), fit: live && leg.Error == ""}
+	seen := legSeen{nqn: l.NQN, device: dm.Ref(n.Dev), name: n.Name, fit: live && leg.Error == ""}
 	p := k.pulses[l.Leg]
 	if p == nil || seen.device != "" {
 		p = p.Of(string(seen.device))
@@ -399,18 +401,14 @@ func (k *kernelKeeper) probe(s *seen) {
 			continue
 		}
 		p.Probe(s.Now, s.Clock)
-		head := seen.head
+		head := seen.head()
 		addresses := s.controllers[seen.nqn]
 		answered := make(chan struct{})
 		go k.lookOften(answered)
 		go func() {
-			err := k.kernel.host.Probe(head, k.agent.cfg.IOTimeout)
+			err := k.kernel.host.Probe(head)
 			close(answered)
 			k.Tell(func() {
-				if !fabrics.Answered(err) {
-					p.Lost()
-					return
-				}
 				p.Answered(err)
 				for _, c := range addresses {
 					if err == nil {

@@ -49,23 +49,22 @@ type world struct {
 	size   block.Size
 	boot   string
 
-	mu       sync.Mutex
-	history  []string // the calls to the kernel and to the manager, in order
-	next     int      // number of the next controller or head
-	silent   map[string]chan struct{}
-	commands sync.WaitGroup  // that the kernel has
-	off      map[string]bool // machines that accept no connections
-	down     map[string]bool
-	ctrl     []fabrics.Controller
-	heads    []fakeHead
-	devices  []dm.State
-	health   map[dm.Ref]dm.Health
-	open     int
-	equal    bool // every resync completes at once
-	loops    []dm.Loop
-	wait     chan struct{} // closed and replaced at each dm event
-	stuck    bool          // suspends wait for silent legs
-	retries  bool          // commands are repeated as often as can be
+	mu      sync.Mutex
+	history []string // the calls to the kernel and to the manager, in order
+	next    int      // number of the next controller or head
+	silent  map[string]chan struct{}
+	off     map[string]bool // machines that accept no connections
+	down    map[string]bool
+	ctrl    []fabrics.Controller
+	heads   []fakeHead
+	devices []dm.State
+	health  map[dm.Ref]dm.Health
+	open    int
+	equal   bool // every resync completes at once
+	loops   []dm.Loop
+	wait    chan struct{} // closed and replaced at each dm event
+	stuck   bool          // suspends wait for silent legs
+	retries bool          // commands are repeated as often as can be
 
 	epoch      uint64
 	wanted     *pb.InitiatorWanted
@@ -112,7 +111,6 @@ func newWorld(t *testing.T, stripes, copies int) *world {
 		silent: map[string]chan struct{}{}, cut: map[string]bool{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
 		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
 	}
-	t.Cleanup(w.commands.Wait)
 	return w
 }
 
@@ -542,6 +540,22 @@ func (w *world) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	return near, nil
 }
 
+// unreachable reports whether the network is cut on all paths to a subsystem.
+func (w *world) unreachable(nqn block.NQN) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	there := false
+	for _, c := range w.ctrl {
+		if c.NQN == nqn {
+			there = true
+			if c.State == fabrics.Live && !w.cut[c.Address.Traddr] {
+				return false
+			}
+		}
+	}
+	return there
+}
+
 // powerOff makes a target's machine answer nothing, connections included.
 func (w *world) powerOff(node string) {
 	w.fallSilent(node)
@@ -590,11 +604,7 @@ func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
 	return nil
 }
 
-// Probe ends as the kernel's does: when the target answers, or when the controller that has it is gone or
-// it has run out of time.
-func (w *world) Probe(h fabrics.Head, limit time.Duration) error {
-	w.commands.Add(1)
-	defer w.commands.Done()
+func (w *world) Probe(h fabrics.Head) error {
 	w.mu.Lock()
 	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
 	if i < 0 {
@@ -602,54 +612,22 @@ func (w *world) Probe(h fabrics.Head, limit time.Duration) error {
 		return unix.ENODEV
 	}
 	silent, stuck, nqn := w.silent[w.heads[i].node], w.stuckLegs[w.heads[i].NSID], w.heads[i].nqn
-	via := slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.NQN == nqn && c.State == fabrics.Live })
-	if via < 0 {
-		w.mu.Unlock()
-		return fabrics.ErrNoAnswer
-	}
-	c := w.ctrl[via]
 	w.mu.Unlock()
-	answered := make(chan struct{})
-	go func() {
-		defer close(answered)
-		for _, c := range []chan struct{}{silent, stuck} {
-			if c != nil {
-				<-c
-			}
-		}
-	}()
-	for over := time.Now().Add(limit); ; {
-		select {
-		case <-answered:
-			if !w.lost(c) {
-				return nil
-			}
-			time.Sleep(10 * time.Millisecond)
-		case <-time.After(10 * time.Millisecond):
-		}
-		if time.Now().After(over) || !w.alive(c) {
-			return fabrics.ErrNoAnswer
+	for w.unreachable(nqn) { // until the kernel sends it over another path
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, c := range []chan struct{}{silent, stuck} {
+		if c != nil {
+			<-c
 		}
 	}
-}
-
-func (w *world) alive(c fabrics.Controller) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.ctrl, func(o fabrics.Controller) bool { return o.Name == c.Name && o.State == fabrics.Live })
-}
-
-// lost reports whether what a controller sends gets lost.
-func (w *world) lost(c fabrics.Controller) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.cut[c.Address.Traddr]
+	return nil
 }
 
 // Flush is recorded in the history under the leg's node, once if it is repeated; like a probe it can
 // take long.
-func (w *world) Flush(h fabrics.Head, limit time.Duration) error {
-	if err := w.Probe(h, limit); err != nil {
+func (w *world) Flush(h fabrics.Head) error {
+	if err := w.Probe(h); err != nil {
 		return err
 	}
 	w.mu.Lock()

@@ -7,8 +7,7 @@
 //	/sys/class/nvme, /sys/class/nvme-subsystem, /sys/block            sysfs.go, find.go
 //	netlink sock_diag                       DestroySockets            sockets.go
 //	netlink kobject_uevent                  Watch                     uevent.go
-//	NVME_IOCTL_IO_CMD                       Probe, Flush              probe.go
-//	NVME_IOCTL_ADMIN_CMD                    Admin                     admin.go
+//	a 4 KiB O_DIRECT read                   Probe                     probe.go
 //
 // With native multipath each namespace is one head (nvme<S>n<I>, the block device) over paths
 // (nvme<S>c<C>n<I>, hidden), one per controller (nvme<C>). None of these numbers is the nsid,

@@ -6,52 +6,31 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"weft.dev/weft/proto/nvmetcp"
 )
 
 const probeSize = 4096
 
-// Probe reads 4 KiB from the start of a head, to check that the drive answers. It opens the device each
-// time, because a head that is kept open could not be removed with its target.
-//
-// It returns within limit and the time that the kernel takes to reset a controller, whatever the target
-// does: ErrNoAnswer if there is no live path, or the path is lost meanwhile. An ordinary read would wait
-// until there is a path again, and a process that waits for it can not be killed.
-func (t *Tree) Probe(h Head, limit time.Duration) error {
-	return t.opened(h, "read", func(fd int) error {
-		sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
-		if err != nil {
-			return fmt.Errorf("ask for the size of a block: %w", err)
-		}
-		size := max(probeSize, sector)
-		var read nvmetcp.Command
-		read.SetOpcode(nvmetcp.IORead)
-		read.SetNSID(h.NSID)
-		read.SetBlocks(uint32(size / sector))
-		return pass(fd, ioctlIO, read, aligned(size), limit)
+// Probe reads 4 KiB from the start of a head, bypassing the page cache, to check that the
+// drive answers. It opens the device each time, because a head that is kept open could not be
+// removed with its target. It can block forever.
+func (t *Tree) Probe(h Head) error {
+	return t.opened(h, "read", unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
+		_, err := unix.Pread(fd, aligned(probeSize), 0)
+		return err
 	})
 }
 
-// Flush makes a head's drive write out its cache. The target is asked even if the kernel takes the drive for
-// one without a cache. It returns as Probe does.
-func (t *Tree) Flush(h Head, limit time.Duration) error {
-	return t.opened(h, "flush", func(fd int) error {
-		var flush nvmetcp.Command
-		flush.SetOpcode(nvmetcp.IOFlush)
-		flush.SetNSID(h.NSID)
-		return pass(fd, ioctlIO, flush, nil, limit)
-	})
+// Flush makes a head's drive write out its cache. It can block forever.
+func (t *Tree) Flush(h Head) error {
+	return t.opened(h, "flush", unix.O_RDWR, unix.Fsync)
 }
 
-// opened opens a head for reading: when one that was open for writing is closed, udev looks at it again.
-func (t *Tree) opened(h Head, op string, do func(fd int) error) error {
+func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error {
 	path := filepath.Join(t.dev, h.Name)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &Error{Op: "open", Path: path, Err: err}
 	}

@@ -13,7 +13,6 @@ type Pulse struct {
 	sent    time.Time // when the last probe was sent, on that clock
 	dark    time.Time // since when no controller has been live
 	failing time.Time // when the first of the failed probes was sent
-	lost    time.Time // when the first was sent of the probes that ended without an answer
 	started time.Time // when the last probe was sent
 	running bool
 	Answers bool // the last probe was answered
@@ -67,33 +66,23 @@ func (p *Pulse) Unanswered() time.Time {
 }
 
 func (p *Pulse) unanswered() time.Time {
-	since := Earlier(p.dark, p.lost)
 	if p.running {
-		since = Earlier(since, p.started)
+		return Earlier(p.dark, p.started)
 	}
-	return since
+	return p.dark
 }
 
-// Due reports whether it is time for a probe. One that was lost is repeated soon: its connection may be back.
+// Due reports whether it is time for a probe.
 func (p *Pulse) Due(now time.Time, interval time.Duration) bool {
-	if !p.lost.IsZero() {
-		interval /= 10
-	}
 	return !p.running && now.Sub(p.started) >= interval
 }
 
 // Probe notes that a probe is sent; clock is the time on the lease clock.
 func (p *Pulse) Probe(now, clock time.Time) { p.running, p.started, p.sent = true, now, clock }
 
-// Lost notes that the pending probe has ended without an answer: the connection was lost, or was not there.
-func (p *Pulse) Lost() {
-	p.running, p.Answers = false, false
-	p.failing, p.lost = Earlier(p.failing, p.started), Earlier(p.lost, p.started)
-}
-
-// Answered notes the answer to the pending probe.
+// Answered notes the outcome of the pending probe.
 func (p *Pulse) Answered(err error) {
-	p.running, p.Answers, p.lost = false, err == nil, time.Time{}
+	p.running, p.Answers = false, err == nil
 	switch {
 	case err == nil:
 		p.failing, p.Met, p.Heard = time.Time{}, true, p.sent
