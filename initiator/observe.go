@@ -153,7 +153,7 @@ func (k *kernelKeeper) replaces(c fabrics.Controller) (own, beside bool) {
 	return false, b != nil && b.Replaces()
 }
 
-// promiseOf is what a controller's target has said of itself last. From time to time it is asked.
+// promiseOf returns what a controller's target said last about itself. It has the target asked from time to time.
 func (k *kernelKeeper) promiseOf(c fabrics.Controller) *promise {
 	p := k.promises[c.Name]
 	if p == nil {

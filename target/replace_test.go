@@ -53,7 +53,7 @@ func replacing(t *testing.T, f func(t *testing.T, w *world, ask func() error)) {
 // noNetwork is that of a world in virtual time.
 func noNetwork(block.Portal) (net.Listener, error) { return nil, unix.ENETDOWN }
 
-// nvmetTroubles is what goes wrong in nvmet.
+// nvmetTroubles makes nvmet wait or fail where a test wants that.
 type nvmetTroubles struct {
 	mu      sync.Mutex
 	holds   chan struct{}   // drains wait until it is closed; nil: they do not

@@ -128,8 +128,8 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	return fmt.Errorf("stop %s on %s: it still ran %s after SIGTERM and was killed", d.name, d.machine.name, stopLimit)
 }
 
-// deathPatience is how long a killed daemon may take to end: the kernel lets a command to a target that is
-// away run out of time first.
+// deathPatience is how long a killed daemon may take to end. One that waits in the kernel for a target that is
+// away does not end before the target is back.
 const deathPatience = time.Minute
 
 // Kill kills the daemon with SIGKILL and waits until it is gone. It is an error if that takes too long.

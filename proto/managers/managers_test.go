@@ -169,7 +169,6 @@ func TestAStreamGoesToTheManagerThatLeads(t *testing.T) {
 	}
 }
 
-// A refusal by the leader is not retried at another manager.
 // A manager names the leader by an address at which something else answers here, a proxy or a firewall for example.
 // The list has the leader under another address, and that is found, whoever names it.
 func TestALeaderIsFoundThoughItsAddressLeadsElsewhere(t *testing.T) {
@@ -205,6 +204,7 @@ func startProxy(t *testing.T) (address string) {
 	return listener.Addr().String()
 }
 
+// A refusal by the leader is not retried at another manager.
 func TestARefusalIsNotAskedElsewhere(t *testing.T) {
 	a, _ := startManager(t, "a")
 	b, _ := startManager(t, "b")

@@ -3,8 +3,8 @@
 package dm
 
 import (
-	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"unsafe"
@@ -44,21 +44,18 @@ func inChild(fd uintptr, cmd uint32, buf []byte) error {
 	if err != nil {
 		return fmt.Errorf("make a child: %w", err)
 	}
-	var status unix.WaitStatus
-	for {
-		_, err := unix.Wait4(pid, &status, 0, nil)
-		if !errors.Is(err, unix.EINTR) {
-			if err != nil {
-				return fmt.Errorf("wait for child %d: %w", pid, err)
-			}
-			break
-		}
+	child, err := os.FindProcess(pid)
+	if err != nil {
+		return fmt.Errorf("find child %d: %w", pid, err)
 	}
-	switch code := status.ExitStatus(); {
-	case !status.Exited():
-		return fmt.Errorf("child %d was killed: %v", pid, status.Signal())
-	case code != 0:
-		return unix.Errno(code)
+	ended, err := child.Wait()
+	switch {
+	case err != nil:
+		return fmt.Errorf("wait for child %d: %w", pid, err)
+	case !ended.Exited():
+		return fmt.Errorf("child %d: %v", pid, ended)
+	case !ended.Success():
+		return unix.Errno(ended.ExitCode())
 	}
 	copy(buf, shared)
 	return nil

@@ -71,6 +71,15 @@ func TestDiffCutsAllOffBeforeItDrains(t *testing.T) {
 	}
 }
 
+// portsOf is what is left of a configuration without its subsystems.
+func portsOf(c Config) Config {
+	ports := slices.Clone(c.Ports)
+	for i := range ports {
+		ports[i].Subsystems = nil
+	}
+	return Config{Ports: ports}
+}
+
 // A subsystem that is made again gets its host again, too: if it is given up in between, nothing is left.
 func TestDiffMakesASubsystemAgainWithItsHost(t *testing.T) {
 	got := place{}.config(sub(1, 1, 1, "/dev/x")).withPortIDs()
@@ -84,11 +93,7 @@ func TestDiffMakesASubsystemAgainWithItsHost(t *testing.T) {
 	if diff := cmp.Diff(expected, text(Diff(got, want))); diff != "" {
 		t.Errorf("Diff(an export, the same with other controller ids) (-want +got):\n%s", diff)
 	}
-	gone := Config{Ports: slices.Clone(got.Ports)}
-	for i := range gone.Ports {
-		gone.Ports[i].Subsystems = nil
-	}
-	steps := text(Diff(gone, want))
+	steps := text(Diff(portsOf(got), want))
 	for _, step := range []string{`write "32760" to A/attr_cntlid_min`, "mkdir hosts/HA", "symlink ports/22272/A to A", "symlink ports/22273/A to A"} {
 		if !slices.Contains(steps, step) {
 			t.Errorf("the steps that make it again lack %q: %q", step, steps)

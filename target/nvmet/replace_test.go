@@ -5,7 +5,6 @@ package nvmet
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -38,10 +37,7 @@ func TestAReplacementAnswersThoseWhoAskedBeforeItsSuccessorWasLinked(t *testing.
 		want.Subsystems[0].CntlidMin, want.Subsystems[0].CntlidMax = ids.Min, ids.Max
 		r.Settle(old, want, Diff(old, want))
 		second := asking(t.Context(), r, n)
-		none := Config{Ports: slices.Clone(old.Ports)}
-		for i := range none.Ports {
-			none.Ports[i].Subsystems = nil
-		}
+		none := portsOf(old)
 		r.Settle(none, want, Diff(none, want)) // these steps link it
 		third := asking(t.Context(), r, n)
 		if answered(first) || answered(second) {
