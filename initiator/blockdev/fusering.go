@@ -19,6 +19,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/initiator/uring"
 	"weft.dev/weft/proto/block"
 )
 
@@ -48,7 +49,7 @@ const (
 
 	fuseOverRing = uint32(fuse.CAP_OVER_IO_URING >> 32)
 
-	fuseRingFlags   = uringSQE128 | uringSingleIssuer | uringDeferTaskrun
+	fuseRingFlags   = uring.SQE128 | uring.SingleIssuer | uring.DeferTaskrun
 	fuseRingMaxIO   = 128 * block.KiB
 	fuseRingThreads = 4
 )
@@ -237,9 +238,9 @@ func (q *fuseRing) run(registered func(error)) {
 			q.answerIO(e)
 		}
 		wait := q.sleep()
-		err = q.ring.enter(wait)
+		err = q.ring.Enter(wait)
 		q.awake()
-		q.ring.ended(q.ended)
+		q.ring.Ended(q.ended)
 	}
 	if err != nil && !q.stopped.Load() {
 		q.log.Error("FUSE over io_uring has ended", "err", err)
@@ -260,11 +261,11 @@ func (q *fuseRing) settle() {
 // open makes the ring, on the thread that will use it.
 func (q *fuseRing) open() error {
 	_, err := serving.open(func() (_ []int, err error) {
-		ring, err := newURing(uint32(len(q.entries)+1), fuseRingFlags)
+		ring, err := uring.New(uint32(len(q.entries)+1), fuseRingFlags)
 		if err != nil {
 			return nil, err
 		}
-		return []int{ring.fd}, q.mailbox.open(ring)
+		return []int{ring.FD()}, q.mailbox.open(ring)
 	})
 	return err
 }
@@ -280,15 +281,15 @@ func (q *fuseRing) register() error {
 	for i := range q.entries {
 		e := &q.entries[i]
 		s := q.command(fuseRegister, e)
-		s.addr, s.len = uint64(uintptr(unsafe.Pointer(&e.header.memory))), uint32(len(e.header.memory))
+		s.Addr, s.Len = uint64(uintptr(unsafe.Pointer(&e.header.memory))), uint32(len(e.header.memory))
 	}
 	q.running = len(q.entries)
 	q.listen()
-	if err := q.ring.enter(false); err != nil {
+	if err := q.ring.Enter(false); err != nil {
 		return err
 	}
 	refused := int32(0)
-	q.ring.ended(func(data uint64, res int32) {
+	q.ring.Ended(func(data uint64, res int32) {
 		if data != eventData && res < 0 {
 			q.running--
 			refused = res
@@ -303,14 +304,14 @@ func (q *fuseRing) register() error {
 }
 
 // command prepares a command for an entry (struct fuse_uring_cmd_req).
-func (q *fuseRing) command(number uint32, e *fuseEntry) *uringSQE {
-	s := q.ring.next()
-	s.opcode, s.fd, s.off, s.userData = uringOpCmd, int32(q.fd), uint64(number), uint64(e.number)
+func (q *fuseRing) command(number uint32, e *fuseEntry) *uring.SQE {
+	s := q.ring.Next()
+	s.Opcode, s.FD, s.Off, s.UserData = uring.OpCmd, int32(q.fd), uint64(number), uint64(e.number)
 	c := (*struct {
 		flags, commitID uint64
 		cpu             uint16
 		_               [6]byte
-	})(unsafe.Pointer(&s.cmd))
+	})(unsafe.Pointer(&s.Cmd))
 	c.cpu = e.cpu
 	if number == fuseCommit {
 		c.commitID = e.header.commitID

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/initiator/uring"
 )
 
 // eventData marks the completions in a ring that stand for a call of wake.
@@ -17,7 +19,7 @@ const eventData = ^uint64(0)
 // commands from that thread alone. If the thread waits for the kernel, a message to the ring
 // wakes it, or in older kernels an eventfd, which the ring reads.
 type mailbox[T any] struct {
-	ring  *uring
+	ring  *uring.Ring
 	event int          // -1 if the ring takes messages
 	woken kernelMemory // the value read from event
 
@@ -28,9 +30,9 @@ type mailbox[T any] struct {
 }
 
 // open makes a mailbox of the thread that owns r.
-func (m *mailbox[T]) open(r *uring) (err error) {
+func (m *mailbox[T]) open(r *uring.Ring) (err error) {
 	m.ring, m.event = r, -1
-	if r.message(eventData) == nil {
+	if r.Message(eventData) == nil {
 		return nil
 	}
 	zero := uint64(0)
@@ -43,8 +45,8 @@ func (m *mailbox[T]) open(r *uring) (err error) {
 func (m *mailbox[T]) leaveLocked() {
 	m.left = true
 	if m.ring != nil {
-		serving.forget(m.ring.fd)
-		m.ring.close()
+		serving.forget(m.ring.FD())
+		m.ring.Close()
 	}
 	if m.event >= 0 {
 		unix.Close(m.event)
@@ -57,8 +59,8 @@ func (m *mailbox[T]) leaveLocked() {
 // listen makes the ring report the next call of wake.
 func (m *mailbox[T]) listen() {
 	if m.event >= 0 {
-		s := m.ring.next()
-		s.opcode, s.fd, s.addr, s.len, s.userData = uringOpRead, int32(m.event), m.woken.addr(), 8, eventData
+		s := m.ring.Next()
+		s.Opcode, s.FD, s.Addr, s.Len, s.UserData = uring.OpRead, int32(m.event), m.woken.addr(), 8, eventData
 	}
 }
 
@@ -85,7 +87,7 @@ func (m *mailbox[T]) wake() {
 
 func (m *mailbox[T]) wakeLocked() {
 	if m.event < 0 {
-		for m.ring.message(eventData) != nil { // only for want of memory: it has worked before
+		for m.ring.Message(eventData) != nil { // only for want of memory: it has worked before
 			time.Sleep(time.Millisecond)
 		}
 		return

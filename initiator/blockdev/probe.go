@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/initiator/uring"
 )
 
 // Ability says whether this machine supports a kind of device.
@@ -107,11 +109,11 @@ func (s system) uringRefused(flags uint32) (why, fix string) {
 	if strings.TrimSpace(string(disabled)) == "2" {
 		return "io_uring is disabled", "sysctl kernel.io_uring_disabled=1"
 	}
-	ring, err := newURing(4, flags)
+	ring, err := uring.New(4, flags)
 	if err != nil {
 		return fmt.Sprintf("io_uring is refused: %v", err), "allow io_uring (a container's seccomp profile forbids it)"
 	}
-	ring.close()
+	ring.Close()
 	return "", ""
 }
 

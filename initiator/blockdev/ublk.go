@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/initiator/uring"
 	"weft.dev/weft/proto/block"
 )
 
@@ -328,7 +329,7 @@ func (s system) probeUBLK(a *Ability) {
 	case !s.root(a, "ublk devices"):
 	case !s.opens(a, "ublk-control"):
 	default:
-		why, fix := s.uringRefused(uringSQE128)
+		why, fix := s.uringRefused(uring.SQE128)
 		if why != "" {
 			a.Reason, a.Fix = "ublk needs io_uring, and "+why, fix
 			return

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/initiator/uring"
 	"weft.dev/weft/proto/block"
 )
 
@@ -123,7 +124,7 @@ const ublkCommandSize = 32
 // ublkControl is /dev/ublk-control with a ring to send commands on. Use its methods from one
 // thread, and an unshared one: starting a device reads from it.
 type ublkControl struct {
-	ring    *uring
+	ring    *uring.Ring
 	fd      int
 	encoded bool
 }
@@ -136,11 +137,11 @@ func withUBLK(sys system, f func(*ublkControl) error) error {
 			return fmt.Errorf("open ublk-control: %w", err)
 		}
 		defer unix.Close(fd)
-		ring, err := newURing(4, uringSQE128)
+		ring, err := uring.New(4, uring.SQE128)
 		if err != nil {
 			return err
 		}
-		defer ring.close()
+		defer ring.Close()
 		return f(&ublkControl{ring: ring, fd: fd, encoded: true})
 	})
 }
@@ -169,15 +170,15 @@ func (c *ublkControl) do(cmd ublkCommand) error {
 }
 
 func (c *ublkControl) send(cmd ublkCommand) (int32, error) {
-	s := c.ring.next()
-	s.opcode, s.fd, s.off = uringOpCmd, int32(c.fd), uint64(ublkCode(cmd.number, ublkCommandSize, c.encoded))
-	copy(unsafe.Slice(&s.cmd[0], ublkCommandSize), unsafe.Slice((*byte)(unsafe.Pointer(&cmd)), ublkCommandSize))
+	s := c.ring.Next()
+	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(c.fd), uint64(ublkCode(cmd.number, ublkCommandSize, c.encoded))
+	copy(unsafe.Slice(&s.Cmd[0], ublkCommandSize), unsafe.Slice((*byte)(unsafe.Pointer(&cmd)), ublkCommandSize))
 	result, got := int32(0), false
 	for !got {
-		if err := c.ring.enter(true); err != nil {
+		if err := c.ring.Enter(true); err != nil {
 			return 0, err
 		}
-		c.ring.ended(func(_ uint64, res int32) { result, got = res, true })
+		c.ring.Ended(func(_ uint64, res int32) { result, got = res, true })
 	}
 	return result, nil
 }

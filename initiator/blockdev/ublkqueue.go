@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/initiator/uring"
 	"weft.dev/weft/proto/block"
 )
 
@@ -88,11 +89,11 @@ func newUBLKQueue(id uint16, depth, size, char int, g *gate, severed *atomic.Boo
 	}
 	q.scratch = uint64(uintptr(unsafe.Pointer(&q.bufs[depth*size])))
 	_, err = serving.open(func() ([]int, error) {
-		ring, err := newURing(uint32(2*(depth+1)), 0)
+		ring, err := uring.New(uint32(2*(depth+1)), 0)
 		if err != nil {
 			return nil, err
 		}
-		return []int{ring.fd}, q.open(ring)
+		return []int{ring.FD()}, q.open(ring)
 	})
 	if err != nil {
 		return q, err
@@ -119,8 +120,8 @@ func (q *ublkQueue) run(fetched func(error)) {
 	}
 	q.running = q.depth
 	q.listen()
-	err := q.ring.enter(false)
-	q.ring.ended(q.ended) // if the driver refuses a command, it does so at once
+	err := q.ring.Enter(false)
+	q.ring.Ended(q.ended) // if the driver refuses a command, it does so at once
 	if err == nil && q.running < q.depth {
 		err = fmt.Errorf("queue %d: the driver refused %d of %d tags", q.id, q.depth-q.running, q.depth)
 	}
@@ -128,9 +129,9 @@ func (q *ublkQueue) run(fetched func(error)) {
 	for err == nil && q.running > 0 {
 		q.flushDone()
 		wait := q.sleep()
-		err = q.ring.enter(wait)
+		err = q.ring.Enter(wait)
 		q.awake()
-		q.ring.ended(q.ended)
+		q.ring.Ended(q.ended)
 	}
 }
 
@@ -141,12 +142,12 @@ func (q *ublkQueue) command(number uint32, r *ublkRequest, result int32) {
 	if q.dead {
 		addr, result = q.scratch, -int32(unix.EIO) // the device may still use r's own buffer
 	}
-	s := q.ring.next()
-	s.opcode, s.fd, s.off, s.userData = uringOpCmd, int32(q.char), uint64(q.code(number)), uint64(r.tag)
-	binary.NativeEndian.PutUint16(s.cmd[0:], q.id)
-	binary.NativeEndian.PutUint16(s.cmd[2:], r.tag)
-	binary.NativeEndian.PutUint32(s.cmd[4:], uint32(result))
-	binary.NativeEndian.PutUint64(s.cmd[8:], addr)
+	s := q.ring.Next()
+	s.Opcode, s.FD, s.Off, s.UserData = uring.OpCmd, int32(q.char), uint64(q.code(number)), uint64(r.tag)
+	binary.NativeEndian.PutUint16(s.Cmd[0:], q.id)
+	binary.NativeEndian.PutUint16(s.Cmd[2:], r.tag)
+	binary.NativeEndian.PutUint32(s.Cmd[4:], uint32(result))
+	binary.NativeEndian.PutUint64(s.Cmd[8:], addr)
 }
 
 func (q *ublkQueue) ended(data uint64, res int32) {
