@@ -208,6 +208,52 @@ func TestThePathThatMovedStaysUntilTheLegsAreThere(t *testing.T) {
 	})
 }
 
+// A move can take longer than a leg may be silent. The leg is not given up for that before it could answer over the
+// new path.
+func TestALegHasTimeToAnswerOverThePathThatMoved(t *testing.T) {
+	betweenRails(t, true, func(w *world, at, other string) {
+		slow := make(chan struct{})
+		w.mu.Lock()
+		w.scans, w.stuckLegs = 2*time.Second, map[uint32]chan struct{}{}
+		for _, h := range w.heads {
+			if h.node == "t1" {
+				w.stuckLegs[h.NSID] = slow
+			}
+		}
+		w.mu.Unlock()
+		w.cutAt(at, true)
+		time.Sleep(3500 * time.Millisecond)
+		w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
+		close(slow)
+		time.Sleep(3 * time.Second)
+		w.expect("the leg goes on")
+		if a := w.attachment(); a.GetPhase() != serving {
+			t.Errorf("after that it is %v", a)
+		}
+	})
+}
+
+// If it does not, it is given up: a path that moves again and again would keep writes waiting.
+func TestALegThatDoesNotAnswerOverThePathThatMovedIsLost(t *testing.T) {
+	betweenRails(t, true, func(w *world, at, _ string) {
+		hung := make(chan struct{})
+		defer close(hung)
+		w.mu.Lock()
+		w.stuckLegs = map[uint32]chan struct{}{}
+		for _, h := range w.heads {
+			if h.node == "t1" {
+				w.stuckLegs[h.NSID] = hung
+			}
+		}
+		w.mu.Unlock()
+		w.cutAt(at, true)
+		time.Sleep(7 * time.Second)
+		if got := w.took(); !slices.Contains(got, "record-stale c0.1") {
+			t.Errorf("after 7 s: %q", got)
+		}
+	})
+}
+
 // Linux's target keeps the old controller, whose commands may still come: no path to it moves.
 func TestAPathToATargetThatKeepsOldControllersDoesNotMove(t *testing.T) {
 	betweenRails(t, false, func(w *world, at, other string) {

@@ -199,7 +199,7 @@ func (k *kernelKeeper) reach(ctx context.Context, s *seen, o volume.Connect, con
 // have left the drives. Meanwhile the kernel holds the I/O, as at any loss of a connection.
 func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	links := slices.DeleteFunc(slices.Clone(k.links), func(l volume.Link) bool { return l.NQN != o.Subsystem })
-	if len(links) == 0 || k.moving[o.Subsystem] {
+	if _, moves := k.moving[o.Subsystem]; moves || len(links) == 0 {
 		return volume.ErrLater
 	}
 	var old []ending
@@ -214,15 +214,15 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	}
 	silent := o.Silent > 0
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
-	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
-		defer k.Tell(func() { delete(k.moving, o.Subsystem) })
+	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (next fabrics.Controller, err error) {
+		defer func() { k.Tell(func() { k.moved(o.Subsystem, err) }) }()
 		k.reconnectAfter(old, reconnectMoved(beside))
 		if silent { // or what is under way there waits until the kernel finds that out
 			for _, c := range old {
 				k.destroySockets(ctx, c.Controller)
 			}
 		}
-		next, err := k.connectNext(ctx, options, beside)
+		next, err = k.connectNext(ctx, options, beside)
 		if err != nil || !k.awaitLegs(ctx, links, next) {
 			k.reconnectAfter(old, reconnectDelay(o.Portal))
 			return next, err // the kernel goes on to try the old portal
@@ -240,12 +240,33 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	if err != nil {
 		return err
 	}
-	k.moving[o.Subsystem] = true
+	k.moving[o.Subsystem] = time.Time{}
 	k.log.Warn("path moves", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent)
 	if silent {
 		k.countOutage(s, o.Path, true)
 	}
 	return nil
+}
+
+// moved notes that a path has moved, or could not.
+func (k *kernelKeeper) moved(n block.NQN, err error) {
+	if err != nil {
+		delete(k.moving, n)
+		return
+	}
+	k.moving[n] = time.Now()
+}
+
+// settle ends the moves after which the legs have answered, or have had a leg's window for it. Until then they have
+// been silent since before the move, and would be given up for what that took.
+func (k *kernelKeeper) settle(s *seen) {
+	for n, moved := range k.moving {
+		since := s.Now.Sub(moved)
+		waits := func(l volume.Link) bool { return l.NQN == n && s.Legs[l.Leg].Silence(s.Now) > since }
+		if !moved.IsZero() && (since > k.agent.cfg.Window || !slices.ContainsFunc(k.links, waits)) {
+			delete(k.moving, n)
+		}
+	}
 }
 
 // connectNext connects to a target once the older controller has been ended beside it, if that is to be done there.

@@ -38,8 +38,8 @@ type host interface {
 	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
 	RetryMost() error
-	Probe(h fabrics.Head) error
-	Flush(h fabrics.Head) error
+	Probe(h fabrics.Head, limit time.Duration) error
+	Flush(h fabrics.Head, limit time.Duration) error
 	MakeEqual(ctx context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error)
 	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error
 }

@@ -80,7 +80,7 @@ func (k *kernelKeeper) legsToEqualize(s *seen, o volume.SetColumn) (legs []lists
 			continue
 		}
 		leg := s.legs[l.Leg]
-		legs, heads = append(legs, k.listsOfLeg(l)), append(heads, leg.head())
+		legs, heads = append(legs, k.listsOfLeg(l)), append(heads, leg.head)
 		of += fmt.Sprintf("%v on %s, ", l.UUID, leg.device)
 	}
 	return legs, heads, of

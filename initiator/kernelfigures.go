@@ -49,8 +49,8 @@ func (k *kernelKeeper) publishCounted(w *volume.Wanted, s *seen) {
 		now.name = w.Name
 	}
 	for i := range k.links {
-		if l := &k.links[i]; s.legs[l.Leg].name != "" {
-			now.legs = append(now.legs, countedLeg{l.Column, l.Copy, l.Leg, l.Node, s.legs[l.Leg].name})
+		if l := &k.links[i]; s.legs[l.Leg].device != "" {
+			now.legs = append(now.legs, countedLeg{l.Column, l.Copy, l.Leg, l.Node, s.legs[l.Leg].head.Name})
 		}
 	}
 	k.counted.Store(now)

@@ -30,12 +30,10 @@ type seen struct {
 // legSeen is the multipath head of a leg.
 type legSeen struct {
 	nqn    block.NQN
-	device dm.Ref // empty if there is none
-	name   string // nvme0n1
+	head   fabrics.Head
+	device dm.Ref // the head's; empty if there is none
 	fit    bool   // a controller is live, and the head is prepared
 }
-
-func (l legSeen) head() fabrics.Head { return fabrics.Head{Name: l.name, Dev: string(l.device)} }
 
 func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 	s := &seen{legs: map[block.LegID]legSeen{}, controllers: map[block.NQN][]fabrics.Controller{}}
@@ -60,6 +58,7 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 		k.observeLeg(ctx, s, &k.links[i])
 	}
 	k.listen(s)
+	k.settle(s)
 	k.probe(s)
 	return s, nil
 }
@@ -106,9 +105,10 @@ func (k *kernelKeeper) observePaths(s *seen) {
 				state = volume.PathLive
 			}
 			own, beside := k.replaces(c)
+			_, moves := k.moving[n]
 			s.Paths = append(s.Paths, volume.PathSeen{
 				Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast,
-				Moving: k.moving[n], Answered: true, Replaces: own || beside, Stays: beside,
+				Moving: moves, Answered: true, Replaces: own || beside, Stays: beside,
 			})
 		}
 	}
@@ -335,7 +335,7 @@ func (k *kernelKeeper) observeLeg(ctx context.Context, s *seen, l *volume.Link) 
 			leg.Error = err.Error()
 		}
 	}
-	seen := legSeen{nqn: l.NQN, device: dm.Ref(n.Dev), name: n.Name, fit: live && leg.Error == ""}
+	seen := legSeen{nqn: l.NQN, head: n.Head, device: dm.Ref(n.Dev), fit: live && leg.Error == ""}
 	p := k.pulses[l.Leg]
 	if p == nil || seen.device != "" {
 		p = p.Of(string(seen.device))
@@ -401,12 +401,12 @@ func (k *kernelKeeper) probe(s *seen) {
 			continue
 		}
 		p.Probe(s.Now, s.Clock)
-		head := seen.head()
+		head := seen.head
 		addresses := s.controllers[seen.nqn]
 		answered := make(chan struct{})
 		go k.lookOften(answered)
 		go func() {
-			err := k.kernel.host.Probe(head)
+			err := k.kernel.host.Probe(head, k.agent.cfg.IOTimeout)
 			close(answered)
 			k.Tell(func() {
 				p.Answered(err)

@@ -35,8 +35,8 @@ func (k *kernelKeeper) recordInSync(ctx context.Context, s *seen, o volume.Recor
 }
 
 func (k *kernelKeeper) flushLeg(ctx context.Context, s *seen, leg block.LegID) error {
-	h := s.legs[leg].head()
-	flush := func() error { return k.kernel.host.Flush(h) }
+	h := s.legs[leg].head
+	flush := func() error { return k.kernel.host.Flush(h, k.agent.cfg.IOTimeout) }
 	return k.await(ctx, "flush "+h.Name, keeper.Patience, flush, func(err error) error { return err })
 }
 
@@ -47,7 +47,7 @@ func (k *kernelKeeper) flushLegs(ctx context.Context, s *seen, o volume.FlushLeg
 		if c := s.columns[l.Column]; c.Kind != mirror.ShapeNothing && !c.has(s.legs[l.Leg].device) {
 			return fmt.Errorf("leg %s: its column uses another device", l.Leg)
 		}
-		heads = append(heads, s.legs[l.Leg].head())
+		heads = append(heads, s.legs[l.Leg].head)
 	}
 	if k.Busy(o.String()) {
 		return volume.ErrLater
@@ -55,7 +55,7 @@ func (k *kernelKeeper) flushLegs(ctx context.Context, s *seen, o volume.FlushLeg
 	m := &k.memory.Memory
 	return k.await(ctx, o.String(), keeper.Patience, func() error {
 		for _, h := range heads {
-			if err := k.flushHead(h); err != nil {
+			if err := k.kernel.host.Flush(h, k.agent.cfg.IOTimeout); err != nil {
 				return err
 			}
 		}
@@ -68,18 +68,6 @@ func (k *kernelKeeper) flushLegs(ctx context.Context, s *seen, o volume.FlushLeg
 	})
 }
 
-// flushHead flushes a leg. The kernel sends no flush to a drive without a cache, so a read shows that
-// the leg is there.
-func (k *kernelKeeper) flushHead(h fabrics.Head) error {
-	if err := k.kernel.host.Flush(h); err != nil {
-		return fmt.Errorf("flush %s: %w", h.Name, err)
-	}
-	if err := k.kernel.host.Probe(h); err != nil {
-		return fmt.Errorf("read %s: %w", h.Name, err)
-	}
-	return nil
-}
-
 // flushEqualized flushes the copies that were made equal before the device is available: the
 // record says what they hold, so it must survive a power loss.
 func (k *kernelKeeper) flushEqualized(w *volume.Wanted, s *seen) error {
@@ -89,7 +77,7 @@ func (k *kernelKeeper) flushEqualized(w *volume.Wanted, s *seen) error {
 	for _, id := range slices.SortedFunc(maps.Keys(s.legs), func(a, b block.LegID) int { return bytes.Compare(a.UUID[:], b.UUID[:]) }) {
 		l := s.legs[id]
 		if s.Legs[id].Live && slices.ContainsFunc(s.columns, func(c columnSeen) bool { return c.has(l.device) }) {
-			if err := k.kernel.host.Flush(l.head()); err != nil {
+			if err := k.kernel.host.Flush(l.head, k.agent.cfg.IOTimeout); err != nil {
 				return err
 			}
 		}

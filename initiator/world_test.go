@@ -604,7 +604,7 @@ func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
 	return nil
 }
 
-func (w *world) Probe(h fabrics.Head) error {
+func (w *world) Probe(h fabrics.Head, _ time.Duration) error {
 	w.mu.Lock()
 	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
 	if i < 0 {
@@ -626,8 +626,8 @@ func (w *world) Probe(h fabrics.Head) error {
 
 // Flush is recorded in the history under the leg's node, once if it is repeated; like a probe it can
 // take long.
-func (w *world) Flush(h fabrics.Head) error {
-	if err := w.Probe(h); err != nil {
+func (w *world) Flush(h fabrics.Head, limit time.Duration) error {
+	if err := w.Probe(h, limit); err != nil {
 		return err
 	}
 	w.mu.Lock()

@@ -14,19 +14,6 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
-// passthrough is struct nvme_passthru_cmd (Linux, include/uapi/linux/nvme_ioctl.h).
-type passthrough struct {
-	opcode, flags        uint8
-	_                    uint16
-	nsid, cdw2, cdw3     uint32
-	metadata, address    uint64
-	metadataLen, dataLen uint32
-	cdw                  [6]uint32 // 10 to 15
-	timeout, result      uint32
-}
-
-const ioctlAdmin = 0xc0484e41 // NVME_IOCTL_ADMIN_CMD
-
 // Admin sends an admin command of Weft's own through a controller. Data goes to the target or comes from
 // it, as the command says. The error of the target is an nvmetcp.Status. If ctx ends first the call is
 // left behind: the kernel waits for the answer, and resets the controller if none comes for a minute.
@@ -48,16 +35,12 @@ func (t *Tree) Admin(ctx context.Context, c Controller, cmd nvmetcp.Command, dat
 }
 
 func admin(fd int, cmd nvmetcp.Command, data []byte) error {
-	p := passthrough{opcode: uint8(cmd.Opcode()), nsid: cmd.NSID(), dataLen: uint32(len(data))}
-	for i := range p.cdw {
-		p.cdw[i] = cmd.CDW(10 + i)
-	}
 	var pin runtime.Pinner
 	defer pin.Unpin()
 	if len(data) > 0 {
 		pin.Pin(&data[0])
-		p.address = uint64(uintptr(unsafe.Pointer(&data[0])))
 	}
+	p := passed(cmd, data, 0)
 	status, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlAdmin, uintptr(unsafe.Pointer(&p)))
 	if errno != 0 {
 		return fmt.Errorf("send an admin command: %w", errno)

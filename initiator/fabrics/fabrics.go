@@ -7,7 +7,8 @@
 //	/sys/class/nvme, /sys/class/nvme-subsystem, /sys/block            sysfs.go, find.go
 //	netlink sock_diag                       DestroySockets            sockets.go
 //	netlink kobject_uevent                  Watch                     uevent.go
-//	a 4 KiB O_DIRECT read                   Probe                     probe.go
+//	NVME_URING_CMD_IO                       Probe, Flush              probe.go, command.go
+//	NVME_IOCTL_ADMIN_CMD                    Admin                     admin.go
 //
 // With native multipath each namespace is one head (nvme<S>n<I>, the block device) over paths
 // (nvme<S>c<C>n<I>, hidden), one per controller (nvme<C>). None of these numbers is the nsid,
@@ -58,11 +59,13 @@ type Tree struct {
 
 	mu   sync.Mutex
 	busy map[string]bool // objects with a call in the kernel
+
+	rings rings
 }
 
 // New makes a Tree over sysfs at sys ("/sys") and device nodes at dev ("/dev").
 func New(sys, dev string) *Tree {
-	return &Tree{sys: sys, dev: dev, busy: map[string]bool{}}
+	return &Tree{sys: sys, dev: dev, busy: map[string]bool{}, rings: make(rings, 16)}
 }
 
 // Check reports whether this kernel can be used: the fabrics module must be loaded and native

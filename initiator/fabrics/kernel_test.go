@@ -5,9 +5,11 @@ package fabrics
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -127,7 +129,7 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	var n Namespace
 	eventually(t, "namespace", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil })
 	t.Logf("found %+v", n)
-	if err := errors.Join(k.Probe(n.Head), k.SetWriteThrough(n.Head, true), k.SetIOTimeout(n.Paths[0], 3*time.Second)); err != nil {
+	if err := errors.Join(k.Probe(n.Head, time.Second), k.Flush(n.Head, time.Second), k.SetWriteThrough(n.Head, true), k.SetIOTimeout(n.Paths[0], 3*time.Second)); err != nil {
 		t.Error(err)
 	}
 	if got, _ := k.read("block/" + n.Name + "/queue/write_cache"); got != "write through" {
@@ -136,9 +138,16 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	if got, _ := k.read("block/" + n.Paths[0].Name + "/queue/io_timeout"); got != "3000" {
 		t.Errorf("io_timeout = %q, want 3000", got)
 	}
+	plain := New("/sys", t.TempDir()) // has no character devices
+	if err := os.Symlink("/dev/"+n.Name, filepath.Join(plain.dev, n.Name)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(plain.Probe(n.Head, time.Second), plain.Flush(n.Head, time.Second)); err != nil {
+		t.Errorf("without commands that are passed through: %v", err)
+	}
 	wrong := n.Head
 	wrong.Dev = "259:999"
-	if err := k.Probe(wrong); !errors.Is(err, ErrNoNamespace) {
+	if err := k.Probe(wrong, time.Second); !errors.Is(err, ErrNoNamespace) {
 		t.Errorf("Probe of a name that is another device's = %v, want ErrNoNamespace", err)
 	}
 	select {
@@ -252,6 +261,93 @@ func proxy(t *testing.T, to string) (port uint16, freeze func()) {
 	return netip.MustParseAddrPort(l.Addr().String()).Port(), func() { close(frozen) }
 }
 
+// toProbe names, in the environment, the head that this process only probes.
+const toProbe = "WEFT_TEST_PROBE"
+
+func TestMain(m *testing.M) {
+	var h Head
+	if n, _ := fmt.Sscan(os.Getenv(toProbe), &h.Name, &h.Dev, &h.NSID); n != 3 {
+		os.Exit(m.Run())
+	}
+	fmt.Fprintln(os.Stderr, New("/sys", "/dev").Probe(h, time.Minute))
+	os.Exit(1)
+}
+
+// killedInProbe kills a process that waits for the answer to a probe. Linux ends a process only when each of
+// its threads has left the kernel.
+func killedInProbe(t *testing.T, h Head) {
+	other := exec.Command("/proc/self/exe")
+	other.Env, other.Stderr = append(os.Environ(), fmt.Sprintf("%s=%s %s %d", toProbe, h.Name, h.Dev, h.NSID)), os.Stderr
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- other.Wait() }()
+	select {
+	case err := <-ended:
+		t.Fatalf("the probe of a silent target ended at once: %v", err)
+	case <-time.After(2 * time.Second):
+	}
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Fatal("a process that waited for a probe has not ended 10 s after it was killed")
+	}
+}
+
+// A probe waits until a path answers, as the writes of a volume do; but an agent that waits can be killed, or no
+// other one would be started.
+func TestKernelAProbeWaitsForAPathAndCanBeKilled(t *testing.T) {
+	k := onKernel(t)
+	export(t, testNQN, "34", legUUID)
+	port, freeze := proxy(t, "127.0.0.1:4434")
+	o := options(testNQN, port)
+	o.KeepAlive = 30 * time.Second // so that the probe is what finds it silent
+	frozen, err := k.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := func(c Controller) {
+		k.DestroySockets(context.WithoutCancel(t.Context()), c.Portal()) //nolint:errcheck // it may have none any more
+		k.Disconnect(context.WithoutCancel(t.Context()), c)              //nolint:errcheck // the same
+	}
+	defer ends(frozen)
+	var n Namespace
+	eventually(t, "the namespace appears", func() bool { n, err = k.FindNamespace(testNQN, 5, legUUID); return err == nil && n.Live })
+	if err := errors.Join(k.Probe(n.Head, 5*time.Second), k.Flush(n.Head, 5*time.Second)); err != nil {
+		t.Fatalf("while the target answers: %v", err)
+	}
+	freeze()
+	killedInProbe(t, n.Head)
+
+	probed, flushed := make(chan error, 1), make(chan error, 1)
+	go func() { probed <- k.Probe(n.Head, 2*time.Second) }()
+	select {
+	case err := <-probed:
+		t.Errorf("while no path answers, Probe = %v", err)
+	case <-time.After(4 * time.Second): // the kernel has reset the controller meanwhile
+	}
+	go func() { flushed <- k.Flush(n.Head, 2*time.Second) }()
+	other, err := k.Connect(t.Context(), options(testNQN, 4434))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ends(other)
+	for what, ended := range map[string]chan error{"Probe": probed, "Flush": flushed} {
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("when another path answers, %s = %v", what, err)
+			}
+		case <-time.After(3 * time.Second):
+			t.Errorf("%s has not ended 3 s after another path was there", what)
+		}
+	}
+}
+
 // A target that dies while a controller is being deleted: the kernel has asked it, and would wait for
 // a minute. If its sockets go before the I/O under way has run out of time, the kernel cannot ask.
 func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T) {
@@ -272,8 +368,8 @@ func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T)
 		}
 	}
 	freeze()
-	go k.Probe(n.Head)      //nolint:errcheck // it fails when the controller goes
-	time.Sleep(time.Second) // on a busy machine it takes a while until the kernel has the command
+	go k.Probe(n.Head, 10*time.Second) //nolint:errcheck // it fails when the controller goes
+	time.Sleep(time.Second)            // on a busy machine it takes a while until the kernel has the command
 	began, deleted := time.Now(), make(chan error, 1)
 	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
 	time.Sleep(time.Second)

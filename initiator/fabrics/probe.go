@@ -3,34 +3,89 @@
 package fabrics
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/nvmetcp"
 )
 
 const probeSize = 4096
 
-// Probe reads 4 KiB from the start of a head, bypassing the page cache, to check that the
-// drive answers. It opens the device each time, because a head that is kept open could not be
-// removed with its target. It can block forever.
-func (t *Tree) Probe(h Head) error {
-	return t.opened(h, "read", unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
-		_, err := unix.Pread(fd, aligned(probeSize), 0)
-		return err
+// Probe reads 4 KiB from the start of a head, to check that the drive answers. It opens the device each
+// time, because a head that is kept open could not be removed with its target. The kernel resets a controller
+// that has not answered within limit.
+//
+// Probe waits until some path answers, forever if none does and the head stays, as an ordinary read would. But
+// no signal ends the wait for that: a process that was killed in it would not end, and no other be started.
+// So it goes through io_uring, and only where that passes no commands (before Linux 5.19, and where it is
+// switched off) it is an ordinary read.
+func (t *Tree) Probe(h Head, limit time.Duration) error {
+	return t.insist(h, "read", func(block int) error {
+		sector, err := unix.IoctlGetInt(block, unix.BLKSSZGET)
+		if err != nil {
+			return fmt.Errorf("ask for the size of a block: %w", err)
+		}
+		data := aligned(max(probeSize, sector))
+		var read nvmetcp.Command
+		read.SetOpcode(nvmetcp.IORead)
+		read.SetNSID(h.NSID)
+		read.SetBlocks(uint32(len(data) / sector))
+		return t.ask(h, read, data, limit, func() error { return plainRead(block, data) })
 	})
 }
 
-// Flush makes a head's drive write out its cache. It can block forever.
-func (t *Tree) Flush(h Head) error {
-	return t.opened(h, "flush", unix.O_RDWR, unix.Fsync)
+// Flush makes a head's drive write out its cache, and waits as Probe does. The target is asked even if the
+// kernel takes the drive for one without a cache. (The kernel sends no ordinary flush to such a drive, so a
+// read shows that it is there.)
+func (t *Tree) Flush(h Head, limit time.Duration) error {
+	return t.insist(h, "flush", func(block int) error {
+		var flush nvmetcp.Command
+		flush.SetOpcode(nvmetcp.IOFlush)
+		flush.SetNSID(h.NSID)
+		return t.ask(h, flush, nil, limit, func() error {
+			if err := reopened(block, unix.O_RDWR, unix.Fsync); err != nil {
+				return err
+			}
+			return plainRead(block, aligned(probeSize))
+		})
+	})
 }
 
-func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error {
+// insist does something with a head until its target has answered, or the head is gone.
+func (t *Tree) insist(h Head, op string, do func(fd int) error) error {
+	for began := time.Now(); ; {
+		err := t.opened(h, op, do)
+		if !errors.Is(err, errNoAnswer) {
+			return err
+		}
+		time.Sleep(min(max(20*time.Millisecond, time.Since(began)/50), 250*time.Millisecond)) // often while a path may be moving
+	}
+}
+
+// ask passes a command through, or does what is otherwise the same. The head is open, so its name is not
+// given to another one, and its character device has the same numbers.
+func (t *Tree) ask(h Head, cmd nvmetcp.Command, data []byte, limit time.Duration, otherwise func() error) error {
+	generic, err := unix.Open(filepath.Join(t.dev, "ng"+strings.TrimPrefix(h.Name, "nvme")), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return otherwise()
+	}
+	defer unix.Close(generic)
+	if err := t.pass(generic, cmd, data, limit); !errors.Is(err, errNotPassed) {
+		return err
+	}
+	return otherwise()
+}
+
+// opened opens a head for reading: when one that was open for writing is closed, udev looks at it again.
+func (t *Tree) opened(h Head, op string, do func(fd int) error) error {
 	path := filepath.Join(t.dev, h.Name)
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &Error{Op: "open", Path: path, Err: err}
 	}
@@ -42,6 +97,23 @@ func (t *Tree) opened(h Head, op string, flags int, do func(fd int) error) error
 		return &Error{Op: op, Path: path, Err: err}
 	}
 	return nil
+}
+
+func plainRead(block int, data []byte) error {
+	return reopened(block, unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
+		_, err := unix.Pread(fd, data, 0)
+		return err
+	})
+}
+
+// reopened opens what fd has open once more.
+func reopened(fd, flags int, do func(fd int) error) error {
+	again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(again)
+	return do(again)
 }
 
 // is checks that a name still belongs to the device that it was resolved to.

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fabrics
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/initiator/uring"
+	"weft.dev/weft/proto/nvmetcp"
+)
+
+// passthrough is struct nvme_passthru_cmd, and struct nvme_uring_cmd, which has no result (Linux,
+// include/uapi/linux/nvme_ioctl.h).
+type passthrough struct {
+	opcode, flags        uint8
+	_                    uint16
+	nsid, cdw2, cdw3     uint32
+	metadata, address    uint64
+	metadataLen, dataLen uint32
+	cdw                  [6]uint32 // 10 to 15
+	timeout, result      uint32    // timeout in milliseconds; 0: the kernel's own
+}
+
+const (
+	ioctlAdmin = 0xc0484e41 // NVME_IOCTL_ADMIN_CMD
+	uringIO    = 0xc0484e80 // NVME_URING_CMD_IO
+)
+
+func passed(cmd nvmetcp.Command, data []byte, limit time.Duration) passthrough {
+	p := passthrough{opcode: uint8(cmd.Opcode()), nsid: cmd.NSID(), dataLen: uint32(len(data)), timeout: uint32(limit.Milliseconds())}
+	for i := range p.cdw {
+		p.cdw[i] = cmd.CDW(10 + i)
+	}
+	if len(data) > 0 {
+		p.address = uint64(uintptr(unsafe.Pointer(&data[0])))
+	}
+	return p
+}
+
+// errNoAnswer says that the kernel itself has ended a command: no path was live, or the connection was lost before
+// the target answered.
+var errNoAnswer = errors.New("the target has not answered")
+
+// errNotPassed says that this kernel passes no commands of namespaces through io_uring.
+var errNotPassed = errors.New("commands cannot be passed through here")
+
+// pass sends a command through a head's character device (/dev/ng0n1), and waits for its answer for limit
+// at most; then the kernel resets the controller. The kernel does not repeat such commands, nor keep them
+// while there is no path.
+//
+// It goes through io_uring, and not NVME_IOCTL_IO_CMD, for two reasons. The ioctl holds the head's SRCU lock
+// until the answer, and a new path becomes usable only when that is released (nvme_mpath_set_live); and no
+// signal ends it, so that a process that was killed in it would stay until the answer.
+func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Duration) error {
+	ring, err := t.rings.get()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNotPassed, err)
+	}
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	if len(data) > 0 {
+		pin.Pin(&data[0])
+	}
+	s := ring.Next()
+	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(generic), uringIO
+	*(*passthrough)(unsafe.Pointer(&s.Cmd)) = passed(cmd, data, limit)
+	result, err := wait(ring)
+	if err != nil {
+		ring.Close()
+		return err
+	}
+	t.rings.put(ring)
+	switch status := nvmetcp.Status(result); {
+	case result == -int32(unix.EOPNOTSUPP), result == -int32(unix.ENOTTY):
+		return fmt.Errorf("%w: %w", errNotPassed, unix.Errno(-result))
+	case result < 0:
+		return fmt.Errorf("%w: %w", errNoAnswer, unix.Errno(-result))
+	case status.Code() == nvmetcp.HostPathingError, status.Code() == nvmetcp.HostAborted: // what the kernel itself says
+		return fmt.Errorf("%w: %v", errNoAnswer, status)
+	default:
+		return status.Err()
+	}
+}
+
+// wait submits a ring's only entry and returns the result.
+func wait(ring *uring.Ring) (result int32, err error) {
+	runtime.LockOSThread() // the kernel completes a command on the thread that has submitted it
+	defer runtime.UnlockOSThread()
+	for done := false; !done; {
+		if err := ring.Enter(true); err != nil {
+			return 0, err
+		}
+		ring.Ended(func(_ uint64, res int32) { result, done = res, true })
+	}
+	return result, nil
+}
+
+// rings keeps rings without a command for the next ones: the kernel takes a while to end a ring.
+type rings chan *uring.Ring
+
+func (r rings) get() (*uring.Ring, error) {
+	select {
+	case ring := <-r:
+		return ring, nil
+	default:
+		return uring.New(1, uring.SQE128|uring.CQE32)
+	}
+}
+
+func (r rings) put(ring *uring.Ring) {
+	select {
+	case r <- ring:
+	default:
+		ring.Close()
+	}
+}
