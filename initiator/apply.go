@@ -498,7 +498,7 @@ func (k *kernelKeeper) awaitChange(ctx context.Context, c fabrics.Controller, pa
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return poll(ctx, 50*time.Millisecond, func() bool {
-		all, err := k.kernel.host.Controllers()
+		all, err := k.kernel.host.Controllers(func(n block.NQN) bool { return n == c.NQN })
 		return err == nil && !slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && slices.Contains(states, now.State) })
 	})
 }

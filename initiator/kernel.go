@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"weft.dev/weft/initiator/blockdev"
@@ -28,7 +29,7 @@ import (
 
 // host is what the agent uses of fabrics.Tree.
 type host interface {
-	Controllers() ([]fabrics.Controller, error)
+	Controllers(of func(block.NQN) bool) ([]fabrics.Controller, error)
 	FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (fabrics.Namespace, error)
 	Connect(ctx context.Context, o fabrics.Options) (fabrics.Controller, error)
 	Disconnect(ctx context.Context, c fabrics.Controller) error
@@ -73,6 +74,8 @@ type kernel struct {
 	runDir string
 	devDir string
 	sysDir string
+
+	names sync.Map // block.DeviceNumber → the name in <dev>/weft that nameOf has found last
 }
 
 func (k *kernel) logFile(v block.VolumeID, column int) string {
@@ -214,12 +217,18 @@ func (k *kernel) exposed(n block.DeviceNumber) bool {
 
 // nameOf finds the name of a device in <dev>/weft.
 func (k *kernel) nameOf(n block.DeviceNumber) (path string, found bool) {
+	leads := func(l string) bool { to, err := os.Readlink(l); return err == nil && to == linkTo(n) }
+	if last, ok := k.names.Load(n); ok && leads(last.(string)) { // there may be hundreds
+		return last.(string), true
+	}
 	links, _ := filepath.Glob(filepath.Join(k.devDir, "weft", "*"))
 	for _, l := range links {
-		if to, err := os.Readlink(l); err == nil && to == linkTo(n) && !strings.HasSuffix(l, newSuffix) {
+		if !strings.HasSuffix(l, newSuffix) && leads(l) {
+			k.names.Store(n, l)
 			return l, true
 		}
 	}
+	k.names.Delete(n)
 	return "", false
 }
 

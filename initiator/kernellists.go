@@ -352,17 +352,17 @@ type ownConnection struct {
 
 // nvmeHost is the part of the kernel's NVMe host that carries admin commands.
 type nvmeHost interface {
-	Controllers() ([]fabrics.Controller, error)
+	Controllers(of func(block.NQN) bool) ([]fabrics.Controller, error)
 	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error
 }
 
 func (o ownConnection) send(ctx context.Context, cmd nvmetcp.Command, data []byte) error {
-	all, err := o.kernel.Controllers()
+	all, err := o.kernel.Controllers(func(n block.NQN) bool { return n == o.nqn })
 	if err != nil {
 		return err
 	}
 	for _, c := range all {
-		if c.NQN == o.nqn && c.State == fabrics.Live {
+		if c.State == fabrics.Live {
 			return o.kernel.Admin(ctx, c, cmd, data)
 		}
 	}

@@ -51,7 +51,7 @@ func openKernelPath(a *Agent) (*kernelPath, error) {
 		return nil, errors.Join(err, client.Close())
 	}
 	p := newKernelPath(a, &kernel{
-		host: tree, dm: client, loops: dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
+		host: tree, dm: client, loops: &dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
 		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
 	})
 	if p.proves, err = proves(tree); err != nil {
@@ -121,7 +121,7 @@ func (p *kernelPath) found() []block.VolumeID {
 	for _, v := range held {
 		all[v] = true
 	}
-	controllers, err := p.kernel.host.Controllers()
+	controllers, err := p.kernel.host.Controllers(nil)
 	if err != nil {
 		p.agent.log.Warn("look for connected legs", "err", err)
 	}

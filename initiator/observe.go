@@ -41,12 +41,19 @@ func (k *kernelKeeper) observe(ctx context.Context) (*seen, error) {
 		Now: time.Now(), Clock: k.agent.cfg.Clock(), Legs: map[block.LegID]volume.LegSeen{},
 		Copying: true, // mirrors start to copy by themselves
 	}
-	all, err := k.kernel.host.Controllers()
+	id := k.volume.String()
+	all, err := k.kernel.host.Controllers(func(n block.NQN) bool {
+		if !strings.Contains(string(n), id) { // which is quicker: a host may have many
+			return false
+		}
+		v, _, _, _, err := block.ParseSubsystemNQN(n)
+		return err == nil && v == k.volume
+	})
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range all {
-		if v, _, _, _, err := block.ParseSubsystemNQN(c.NQN); err == nil && v == k.volume && k.agent.host().Connects(c.NQN, c.HostNQN) {
+		if k.agent.host().Connects(c.NQN, c.HostNQN) {
 			s.controllers[c.NQN] = append(s.controllers[c.NQN], c)
 		}
 	}

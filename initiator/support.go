@@ -41,7 +41,7 @@ func (a *Agent) answerSupport(ctx context.Context) {
 func (p *kernelPath) told() []support.File {
 	devices, err := p.kernel.dm.Devices(mirror.UUIDPrefix)
 	files := []support.File{support.Text("dm.txt", dm.Told(devices), err)}
-	all, err := p.kernel.host.Controllers()
+	all, err := p.kernel.host.Controllers(nil)
 	return append(files, support.Text("nvme.txt", controllersTold(all), err))
 }
 

@@ -302,7 +302,7 @@ func (w *world) freeze(d time.Duration) {
 	close(still)
 }
 
-func (w *world) Controllers() ([]fabrics.Controller, error) {
+func (w *world) Controllers(of func(block.NQN) bool) ([]fabrics.Controller, error) {
 	w.mu.Lock()
 	still := w.still
 	w.mu.Unlock()
@@ -311,7 +311,7 @@ func (w *world) Controllers() ([]fabrics.Controller, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.Clone(w.ctrl), nil
+	return slices.DeleteFunc(slices.Clone(w.ctrl), func(c fabrics.Controller) bool { return of != nil && !of(c.NQN) }), nil
 }
 
 func (w *world) nodeAt(address string) string {

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/block"
+
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 )
 
@@ -99,7 +101,7 @@ func (t *Tree) Connect(ctx context.Context, o Options) (Controller, error) {
 	if err != nil {
 		return Controller{}, err
 	}
-	return t.controller(fmt.Sprintf("nvme%d", <-made))
+	return t.controllerNow(fmt.Sprintf("nvme%d", <-made))
 }
 
 // conceal makes the keys of a controller readable for root alone. Sysfs shows them to everybody,
@@ -138,12 +140,12 @@ func (t *Tree) create(o Options) (instance int, err error) {
 
 // connected finds the existing controller after the kernel answered EALREADY.
 func (t *Tree) connected(o Options) (Controller, error) {
-	all, err := t.Controllers()
+	all, err := t.Controllers(func(n block.NQN) bool { return n == o.NQN })
 	if err != nil {
 		return Controller{}, err
 	}
 	for _, c := range all {
-		if c.NQN == o.NQN && c.HostNQN == o.Host.NQN && c.Address.At(o.Portal) {
+		if c.HostNQN == o.Host.NQN && c.Address.At(o.Portal) {
 			return c, nil
 		}
 	}
@@ -179,7 +181,7 @@ func (t *Tree) SetFailFast(c Controller, on bool) (late bool, err error) {
 	if err := t.tell(c, "fast_io_fail_tmo", value); err != nil {
 		return false, err
 	}
-	now, err := t.controller(c.Name)
+	now, err := t.controllerNow(c.Name)
 	return now.NQN != c.NQN || now.State != Live && now.State != Resetting, err
 }
 
@@ -200,7 +202,7 @@ func (t *Tree) tell(c Controller, name, value string) error {
 		return err
 	}
 	defer f.Close()
-	if now, err := t.controller(c.Name); err != nil || now.NQN != c.NQN || now.HostNQN != c.HostNQN {
+	if now, _, err := t.controller(c.Name); err != nil || now.NQN != c.NQN || now.HostNQN != c.HostNQN {
 		return err
 	}
 	return t.put(f, value)

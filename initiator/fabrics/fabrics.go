@@ -31,6 +31,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // ErrBusy says that an earlier, abandoned call for the same object is still in the kernel.
@@ -57,10 +59,13 @@ func (e *Error) Unwrap() error { return e.Err }
 type Tree struct {
 	sys, dev string
 
-	mu   sync.Mutex
-	busy map[string]bool // objects with a call in the kernel
+	mu    sync.Mutex
+	busy  map[string]bool       // objects with a call in the kernel
+	found map[block.NQN][]entry // the subsystems that there were last
 
-	rings rings
+	controllers fixed[Controller] // without their state
+	subsystems  fixed[*subsystem]
+	rings       rings
 }
 
 // New makes a Tree over sysfs at sys ("/sys") and device nodes at dev ("/dev").
@@ -88,13 +93,31 @@ func (t *Tree) Check() error {
 
 func (t *Tree) path(name string) string { return filepath.Join(t.sys, name) }
 
-// read returns a sysfs file without its newline.
+// read returns a sysfs file without its newline. A file has a page at most.
 func (t *Tree) read(name string) (string, error) {
-	b, err := os.ReadFile(t.path(name))
+	path := t.path(name)
+	fd, err := openFile(path, unix.O_RDONLY)
 	if err != nil {
-		return "", &Error{Op: "read", Path: t.path(name), Err: errno(err)}
+		return "", &Error{Op: "read", Path: path, Err: err}
 	}
-	return strings.TrimSpace(string(b)), nil
+	defer unix.Close(fd)
+	var page [4096]byte
+	for n := 0; ; {
+		m, err := unix.Read(fd, page[n:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return "", &Error{Op: "read", Path: path, Err: err}
+		case m == 0 || n+m == len(page):
+			return strings.TrimSpace(string(page[:n+m])), nil
+		}
+		n += max(m, 0)
+	}
+}
+
+func (t *Tree) exists(name string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(t.path(name), &st) == nil
 }
 
 // write writes one value with one write(2), as sysfs wants it.

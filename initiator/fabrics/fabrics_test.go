@@ -29,7 +29,7 @@ var (
 )
 
 // tree makes a sysfs of the given files, as a running kernel shows them.
-func tree(t *testing.T, files map[string]string) *Tree {
+func tree(t testing.TB, files map[string]string) *Tree {
 	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
@@ -74,8 +74,8 @@ func TestNamespaceIsFoundByItsIdentity(t *testing.T) {
 	k := tree(t, files)
 	got, err := k.FindNamespace(testNQN, 5, legUUID)
 	want := Namespace{
-		Head:  Head{Name: "nvme0n2", NSID: 5, UUID: legUUID, WWID: "uuid." + legUUID.String(), Dev: "259:2", Size: block.MiB},
-		Paths: []Path{{Name: "nvme0c3n2", Controller: "nvme3", ANAState: "optimized"}},
+		Head:  Head{Name: "nvme0n2", NSID: 5, UUID: legUUID, Dev: "259:2", Size: block.MiB},
+		Paths: []Path{{Name: "nvme0c3n2", Controller: "nvme3"}},
 		Live:  true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
@@ -130,7 +130,7 @@ func TestLiveHeadIsPreferredToASilentOne(t *testing.T) {
 func TestControllersAreRead(t *testing.T) {
 	files := map[string]string{}
 	addSubsystem(files, 0, 3, "deleting (no IO)", nil)
-	got, err := tree(t, files).Controllers()
+	got, err := tree(t, files).Controllers(nil)
 	want := []Controller{{
 		Name: "nvme3", Instance: 3, State: "deleting (no IO)", Transport: block.TCP, NQN: testNQN, HostNQN: testHost.NQN, HostID: testHost.ID.String(),
 		Address: Address{Traddr: "192.0.2.1", Trsvcid: "4420", HostIface: "eth0"},
@@ -367,7 +367,7 @@ func TestDisconnectLeavesAControllerThatHasTakenTheName(t *testing.T) {
 	files := map[string]string{"class/nvme/nvme3/delete_controller": ""}
 	addSubsystem(files, 3, 3, Live, nil)
 	k := tree(t, files)
-	c, err := k.controller("nvme3")
+	c, err := k.controllerNow("nvme3")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +410,7 @@ func TestOnlyRDMAFailsFastAndSaysSo(t *testing.T) {
 	k := tree(t, files)
 	look := func() Controller {
 		t.Helper()
-		c, err := k.controller("nvme3")
+		c, err := k.controllerNow("nvme3")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -170,6 +170,54 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	}
 }
 
+// The kernel gives a name again as soon as it can, and numbers the entries of sysfs anew.
+func TestKernelDevicesThatTakeANameAreReadAnew(t *testing.T) {
+	k := onKernel(t)
+	second := block.SubsystemNQN(block.VolumeID{UUID: otherUUID}, 4, testHost, "t1")
+	export(t, testNQN, "35", legUUID)
+	export(t, second, "36", otherUUID)
+	names := map[string]int{}
+	ended := make(chan struct{})
+	go func() { // as keepers do, also while a device is half there
+		for t.Context().Err() == nil {
+			select {
+			case <-ended:
+				return
+			default:
+				k.Controllers(nil)                    //nolint:errcheck // for what it keeps
+				k.FindNamespace(testNQN, 5, legUUID)  //nolint:errcheck // the same
+				k.FindNamespace(second, 5, otherUUID) //nolint:errcheck // the same
+			}
+		}
+	}()
+	defer close(ended)
+	for round := range 10 {
+		nqn, uuid, port := testNQN, legUUID, uint16(4435)
+		if round%2 == 1 {
+			nqn, uuid, port = second, otherUUID, 4436
+		}
+		c, err := k.Connect(t.Context(), options(nqn, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n Namespace
+		eventually(t, "the namespace appears", func() bool { n, err = k.FindNamespace(nqn, 5, uuid); return err == nil && n.Live })
+		names[c.Name+" "+n.Name]++
+		for _, of := range []func(block.NQN) bool{nil, func(n block.NQN) bool { return n == nqn }} {
+			if all, err := k.Controllers(of); err != nil || len(all) != 1 || all[0].NQN != nqn || all[0].Name != c.Name {
+				t.Errorf("round %d: Controllers = %+v, %v; want %s of %s", round, all, err, c.Name, nqn)
+			}
+		}
+		if err := k.Disconnect(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the namespace goes", func() bool { _, err = k.FindNamespace(nqn, 5, uuid); return errors.Is(err, ErrNoNamespace) })
+	}
+	if len(names) > 1 {
+		t.Errorf("the kernel gave no name again, so this shows nothing: %v", names)
+	}
+}
+
 func TestKernelRefusalsAreExplained(t *testing.T) {
 	k := onKernel(t)
 	export(t, testNQN, "31", legUUID)
@@ -204,7 +252,7 @@ func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
 		t.Fatalf("DestroySockets = %d, %v; want at least 1", n, err)
 	}
 	state := func() string {
-		now, err := k.controller(c.Name)
+		now, err := k.controllerNow(c.Name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ package fabrics
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"strings"
 
@@ -20,6 +21,11 @@ type diskName struct{ subsystem, control, namespace int }
 func (n diskName) controller() bool { return n.subsystem < 0 }
 func (n diskName) head() bool       { return n.subsystem >= 0 && n.control < 0 }
 func (n diskName) path() bool       { return n.subsystem >= 0 && n.control >= 0 }
+
+// String is the name of a path.
+func (n diskName) String() string {
+	return fmt.Sprintf("nvme%dc%dn%d", n.subsystem, n.control, n.namespace)
+}
 
 // parseName parses such a name and nothing longer: "nvme0n1p1" is a partition.
 func parseName(s string) (diskName, bool) {

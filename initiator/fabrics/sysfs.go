@@ -3,11 +3,8 @@
 package fabrics
 
 import (
-	"errors"
 	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -84,20 +81,11 @@ func (a Address) At(p block.Portal) bool {
 	return err1 == nil && err2 == nil && x == y
 }
 
-// Subsystem is /sys/class/nvme-subsystem/<Name>/.
-type Subsystem struct {
-	Name        string    // nvme-subsys0
-	NQN         block.NQN // subsysnqn
-	Controllers []string  // the nvme<C> links
-	Heads       []string  // the nvme<S>n<I> directories
-}
-
 // Head is a namespace as one block device: /sys/block/<Name>/.
 type Head struct {
 	Name string     // nvme0n1
 	NSID uint32     // nsid
 	UUID block.UUID // uuid; the NGUID if the target set no UUID
-	WWID string     // wwid
 	Dev  string     // dev: major:minor
 	Size block.Size // size; 0 when the namespace is gone and somebody still has it open
 }
@@ -106,18 +94,25 @@ type Head struct {
 type Path struct {
 	Name       string // nvme0c1n1
 	Controller string // nvme1
-	ANAState   string // ana_state
 }
 
-// Controllers lists all NVMe controllers of the machine, fabrics or not.
-func (t *Tree) Controllers() ([]Controller, error) {
-	names, err := t.list("class/nvme")
+// Controllers lists the NVMe controllers of the machine, fabrics or not, that belong to certain subsystems; all if
+// of is nil.
+func (t *Tree) Controllers(of func(block.NQN) bool) ([]Controller, error) {
+	there, err := t.entries("class/nvme")
 	if err != nil {
 		return nil, err
 	}
+	t.controllers.keep(there)
 	var all []Controller
-	for _, name := range names {
-		c, err := t.controller(name)
+	for _, e := range there {
+		c, err := t.controllers.of(e, t.controller)
+		if err == nil && of != nil && !of(c.NQN) {
+			continue
+		}
+		if err == nil {
+			err = t.stateOf(&c)
+		}
 		if vanished(err) {
 			continue
 		}
@@ -129,125 +124,69 @@ func (t *Tree) Controllers() ([]Controller, error) {
 	return all, nil
 }
 
-func (t *Tree) controller(name string) (Controller, error) {
-	c := Controller{Name: name}
+// controller reads what does not change of a controller, and reports whether all of it was there.
+func (t *Tree) controller(name string) (c Controller, all bool, err error) {
+	c.Name = name
 	n, err := strconv.Atoi(strings.TrimPrefix(name, "nvme"))
 	if err != nil {
-		return c, &Error{Op: "read", Path: t.path("class/nvme/" + name), Err: fs.ErrNotExist}
+		return c, false, &Error{Op: "read", Path: t.path("class/nvme/" + name), Err: fs.ErrNotExist}
 	}
 	c.Instance = n
 	dir := "class/nvme/" + name + "/"
 	nqn, err := t.read(dir + "subsysnqn")
 	if err != nil {
-		return c, err
+		return c, false, err
 	}
-	state, err := t.read(dir + "state")
-	if err != nil {
-		return c, err
-	}
-	c.NQN, c.State = block.NQN(nqn), state
-	// A PCI controller has none of these.
+	// A PCI controller has only the first of these.
 	transport, _ := t.read(dir + "transport")
 	address, _ := t.read(dir + "uevent")
 	hostNQN, _ := t.read(dir + "hostnqn")
 	c.HostID, _ = t.read(dir + "hostid")
-	if c.Transport = block.Transport(transport); c.Transport == block.RDMA {
+	c.NQN, c.HostNQN, c.Transport, c.Address = block.NQN(nqn), block.NQN(hostNQN), block.Transport(transport), ParseAddress(address)
+	// Before it has a subsystem, 6.1 says "(efault)" for the NQN of a new controller.
+	return c, strings.HasPrefix(nqn, "nqn.") && hostNQN != "" && c.HostID != "" && c.Transport != "" && c.Address != (Address{}), nil
+}
+
+func (t *Tree) controllerNow(name string) (Controller, error) {
+	c, _, err := t.controller(name)
+	if err == nil {
+		err = t.stateOf(&c)
+	}
+	return c, err
+}
+
+// stateOf reads what changes.
+func (t *Tree) stateOf(c *Controller) (err error) {
+	dir := "class/nvme/" + c.Name + "/"
+	if c.State, err = t.read(dir + "state"); err != nil {
+		return err
+	}
+	if c.Transport == block.RDMA {
 		after, _ := t.read(dir + "fast_io_fail_tmo")
 		c.FailsFast = after == "0"
 	}
-	c.HostNQN, c.Address = block.NQN(hostNQN), ParseAddress(address)
-	return c, nil
+	return nil
 }
 
-// Subsystems lists what /sys/class/nvme-subsystem has.
-func (t *Tree) Subsystems() ([]Subsystem, error) {
-	names, err := t.list("class/nvme-subsystem")
-	if err != nil {
-		return nil, err
-	}
-	var all []Subsystem
-	for _, name := range names {
-		s, err := t.subsystem(name)
-		if vanished(err) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, s)
-	}
-	return all, nil
-}
-
-func (t *Tree) subsystem(name string) (Subsystem, error) {
-	dir := "class/nvme-subsystem/" + name
-	nqn, err := t.read(dir + "/subsysnqn")
-	if err != nil {
-		return Subsystem{}, err
-	}
-	s := Subsystem{Name: name, NQN: block.NQN(nqn)}
-	children, err := t.list(dir)
-	if err != nil {
-		return Subsystem{}, err
-	}
-	for _, child := range children {
-		k, ok := parseName(child)
-		switch {
-		case ok && k.head():
-			s.Heads = append(s.Heads, child)
-		case ok && k.controller():
-			s.Controllers = append(s.Controllers, child)
-		}
-	}
-	return s, nil
-}
-
-// head reads a head; fs.ErrNotExist when it is hidden or gone.
-func (t *Tree) head(name string) (Head, error) {
-	h := Head{Name: name}
+// head reads what does not change of a head; fs.ErrNotExist when it is hidden or gone.
+func (t *Tree) head(name string) (h Head, all bool, err error) {
+	h.Name = name
 	dir := "block/" + name + "/"
 	if hidden, err := t.read(dir + "hidden"); err == nil && hidden != "0" {
-		return h, &Error{Op: "read", Path: t.path(dir), Err: fs.ErrNotExist}
+		return h, false, &Error{Op: "read", Path: t.path(dir), Err: fs.ErrNotExist}
 	}
 	nsid, err := t.number(dir + "nsid")
 	if err != nil {
-		return h, err
+		return h, false, err
 	}
-	sectors, err := t.number(dir + "size")
-	if err != nil {
-		return h, err
+	if h.Dev, err = t.read(dir + "dev"); err != nil { // the last file that appears
+		return h, false, err
 	}
-	if h.Dev, err = t.read(dir + "dev"); err != nil {
-		return h, err
-	}
-	h.NSID, h.Size = uint32(nsid), block.Size(sectors)*block.SectorSize
-	h.WWID, _ = t.read(dir + "wwid")
+	h.NSID = uint32(nsid)
 	if text, err := t.read(dir + "uuid"); err == nil {
 		h.UUID, _ = block.ParseUUID(text)
 	}
-	return h, nil
-}
-
-// Paths lists the paths of a head.
-func (t *Tree) Paths(h Head) ([]Path, error) {
-	want, ok := parseName(h.Name)
-	if !ok {
-		return nil, &Error{Op: "list paths of", Path: h.Name, Err: fs.ErrInvalid}
-	}
-	names, err := t.list("block")
-	if err != nil {
-		return nil, err
-	}
-	var all []Path
-	for _, name := range names {
-		k, ok := parseName(name)
-		if !ok || !k.path() || k.subsystem != want.subsystem || k.namespace != want.namespace {
-			continue
-		}
-		state, _ := t.read("block/" + name + "/ana_state")
-		all = append(all, Path{Name: name, Controller: "nvme" + strconv.Itoa(k.control), ANAState: state})
-	}
-	return all, nil
+	return h, true, nil
 }
 
 // SetWriteThrough tells the block layer whether a head has no volatile cache and needs no
@@ -295,20 +234,4 @@ func (t *Tree) number(name string) (uint64, error) {
 		return 0, &Error{Op: "parse", Path: t.path(name), Err: err}
 	}
 	return n, nil
-}
-
-// list names what is in a directory; none if the directory is not there.
-func (t *Tree) list(name string) ([]string, error) {
-	entries, err := os.ReadDir(t.path(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, &Error{Op: "list", Path: filepath.Clean(t.path(name)), Err: errno(err)}
-	}
-	names := make([]string, len(entries))
-	for i, e := range entries {
-		names[i] = e.Name()
-	}
-	return names, nil
 }

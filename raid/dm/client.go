@@ -166,8 +166,11 @@ type Listed struct {
 }
 
 // List returns all mapped devices of the machine, sorted by name.
-func (c *Client) List() ([]Listed, error) {
-	_, data, err := c.call("list", cmdListDevices, header{}, nil)
+func (c *Client) List() ([]Listed, error) { return c.list("") }
+
+// list lists the devices whose uuid begins with prefix. Linux before 5.13 lists the others too.
+func (c *Client) list(prefix string) ([]Listed, error) {
+	_, data, err := c.call("list", cmdListDevices, header{uuid: prefix}, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -160,7 +160,7 @@ func usersFirst(devices []State) []State {
 
 // Devices returns all devices whose uuid begins with prefix, sorted by name.
 func (c *Client) Devices(prefix string) ([]State, error) {
-	list, err := c.List()
+	list, err := c.list(prefix)
 	if err != nil {
 		return nil, err
 	}

@@ -104,9 +104,9 @@ func loopDisk(t *testing.T, name string) Loop {
 	file := filepath.Join(t.TempDir(), name)
 	must(t, os.WriteFile(file, nil, 0o600))
 	must(t, os.Truncate(file, int64(diskSize)))
-	l, err := Loops{}.Attach(file)
+	l, err := new(Loops).Attach(file)
 	must(t, err)
-	t.Cleanup(func() { must(t, Loops{}.Detach(l)) })
+	t.Cleanup(func() { must(t, new(Loops).Detach(l)) })
 	return l
 }
 
@@ -140,38 +140,55 @@ func TestLoopDevicesAreFoundAgain(t *testing.T) {
 	if n, err := MajorMinor(loop.Path); err != nil || n != loop.Number {
 		t.Errorf("MajorMinor(%s) = %v, %v; want %v", loop.Path, n, err, loop.Number)
 	}
-	again, err := Loops{}.Attach(loop.File)
+	again, err := new(Loops).Attach(loop.File)
 	if err != nil || again != loop {
 		t.Errorf("Attach a second time = %+v, %v; want %+v", again, err, loop)
 	}
-	if all, err := (Loops{}).List(); err != nil || !slices.Contains(all, loop) {
+	if all, err := new(Loops).List(); err != nil || !slices.Contains(all, loop) {
 		t.Errorf("List() = %+v, %v; want %+v in it", all, err, loop)
 	}
-	must(t, Loops{}.Detach(loop))
-	must(t, Loops{}.Detach(loop))
-	if got, found, err := (Loops{}).Find(loop.File); found || err != nil {
+	must(t, new(Loops).Detach(loop))
+	must(t, new(Loops).Detach(loop))
+	if got, found, err := new(Loops).Find(loop.File); found || err != nil {
 		t.Errorf("Find after Detach = %+v, %v, %v; want nothing", got, found, err)
 	}
-	if _, err := (Loops{}).Attach(filepath.Join(t.TempDir(), "nothing")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := new(Loops).Attach(filepath.Join(t.TempDir(), "nothing")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Attach of no file: %v, want that it does not exist", err)
 	}
 }
 
 func TestAFileOfAnotherNameIsAnotherLoop(t *testing.T) {
-	sys, dev := t.TempDir(), "/dev"
-	for name, file := range map[string]string{"loop0": "/run/a", "loop3": "/run/a (deleted)", "loop12": "/run/b c"} {
+	sys, dev, run := t.TempDir(), "/dev", t.TempDir()
+	must(t, os.WriteFile(run+"/a", nil, 0o600))
+	for name, file := range map[string]string{"loop0": run + "/a", "loop3": run + "/a (deleted)", "loop12": "/run/b c"} {
 		must(t, os.MkdirAll(filepath.Join(sys, "block", name, "loop"), 0o755))
 		must(t, os.WriteFile(filepath.Join(sys, "block", name, "loop/backing_file"), []byte(file+"\n"), 0o644))
 		must(t, os.WriteFile(filepath.Join(sys, "block", name, "dev"), []byte("7:"+strings.TrimPrefix(name, "loop")+"\n"), 0o644))
 	}
 	must(t, os.MkdirAll(filepath.Join(sys, "block/loop5"), 0o755)) // not attached
-	l := Loops{Sys: sys, Dev: dev}
+	l := &Loops{Sys: sys, Dev: dev}
 	all, err := l.List()
 	if err != nil || len(all) != 3 || all[2] != (Loop{block.DeviceNumber{Major: 7, Minor: 12}, "/dev/loop12", "/run/b c"}) {
 		t.Errorf("List() = %+v, %v; want three, the last over /run/b c", all, err)
 	}
-	if got, found, err := l.Find("/run/a"); err != nil || !found || got.Number.Minor != 0 {
-		t.Errorf("Find(/run/a) = %+v, %v, %v; want loop0", got, found, err)
+	find := func(when string, minor uint32) {
+		t.Helper()
+		if got, found, err := l.Find(run + "/a"); err != nil || !found || got.Number.Minor != minor {
+			t.Errorf("%s: Find = %+v, %v, %v; want loop%d", when, got, found, err, minor)
+		}
+	}
+	find("at first", 0)
+	find("again", 0)
+	backing := filepath.Join(sys, "block/loop0/loop/backing_file")
+	must(t, os.WriteFile(backing, []byte("/run/other\n"), 0o644))
+	if got, found, err := l.Find(run + "/a"); found || err != nil {
+		t.Errorf("when its device has another file, Find = %+v, %v, %v", got, found, err)
+	}
+	must(t, os.WriteFile(filepath.Join(sys, "block/loop3/loop/backing_file"), []byte(run+"/a\n"), 0o644))
+	find("over another device", 3)
+	must(t, os.Remove(run+"/a"))
+	if got, found, err := l.Find(run + "/a"); found || err != nil {
+		t.Errorf("without the file, Find = %+v, %v, %v", got, found, err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -20,10 +21,13 @@ import (
 
 // Loops makes block devices from files: a mirror's dirty log is a loop device over a file
 // on a tmpfs. The kernel knows the file of each loop device, so a restarted agent finds
-// them again. The zero value uses the machine's /dev and /sys.
+// them again. The zero value uses the machine's /dev and /sys. Several goroutines may use it.
 type Loops struct {
 	Dev string // "/dev" if empty
 	Sys string // "/sys" if empty
+
+	mu sync.Mutex
+	at map[string]string // by file: the backing_file of its device, as Find has found it
 }
 
 // Loop is a loop device and the file under it.
@@ -35,7 +39,7 @@ type Loop struct {
 
 // List returns the attached loop devices, sorted by number. If the file of one was
 // removed, its File ends in " (deleted)", as the kernel reports it.
-func (l Loops) List() ([]Loop, error) {
+func (l *Loops) List() ([]Loop, error) {
 	files, err := filepath.Glob(filepath.Join(cmp.Or(l.Sys, "/sys"), "block/loop*/loop/backing_file"))
 	if err != nil {
 		return nil, err
@@ -55,7 +59,7 @@ func (l Loops) List() ([]Loop, error) {
 	return all, nil
 }
 
-func (l Loops) read(backingFile string) (Loop, error) {
+func (l *Loops) read(backingFile string) (Loop, error) {
 	file, err := os.ReadFile(backingFile)
 	if err != nil {
 		return Loop{}, err
@@ -69,26 +73,53 @@ func (l Loops) read(backingFile string) (Loop, error) {
 	return Loop{n, l.node(filepath.Base(disk)), strings.TrimSuffix(string(file), "\n")}, err
 }
 
-func (l Loops) node(name string) string { return filepath.Join(cmp.Or(l.Dev, "/dev"), name) }
+func (l *Loops) node(name string) string { return filepath.Join(cmp.Or(l.Dev, "/dev"), name) }
 
 // Find returns the loop device over a file. A file that was removed and created again is
 // a different file.
-func (l Loops) Find(file string) (Loop, bool, error) {
+func (l *Loops) Find(file string) (Loop, bool, error) {
 	file, err := filepath.Abs(file)
 	if err != nil {
 		return Loop{}, false, err
+	}
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		l.remember(file, "")
+		return Loop{}, false, nil
+	}
+	l.mu.Lock()
+	at, known := l.at[file]
+	l.mu.Unlock()
+	if known { // a machine may have hundreds
+		if loop, err := l.read(at); err == nil && loop.File == file {
+			return loop, true, nil
+		}
 	}
 	all, err := l.List()
 	i := slices.IndexFunc(all, func(d Loop) bool { return d.File == file })
 	if err != nil || i < 0 {
 		return Loop{}, false, err
 	}
+	l.remember(file, filepath.Join(cmp.Or(l.Sys, "/sys"), "block", filepath.Base(all[i].Path), "loop/backing_file"))
 	return all[i], true, nil
+}
+
+// remember notes where the device of a file is; nowhere if at is empty.
+func (l *Loops) remember(file, at string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at == "" {
+		delete(l.at, file)
+		return
+	}
+	if l.at == nil {
+		l.at = map[string]string{}
+	}
+	l.at[file] = at
 }
 
 // Attach returns the loop device over a file, and makes one if there is none. The file
 // must exist and have the size that the device should have.
-func (l Loops) Attach(file string) (Loop, error) {
+func (l *Loops) Attach(file string) (Loop, error) {
 	if loop, ok, err := l.Find(file); ok || err != nil {
 		return loop, err
 	}
@@ -116,7 +147,7 @@ func (l Loops) Attach(file string) (Loop, error) {
 	return Loop{}, fmt.Errorf("attach loop device to %s: %w", file, unix.EBUSY)
 }
 
-func (l Loops) configure(f *os.File) (path string, err error) {
+func (l *Loops) configure(f *os.File) (path string, err error) {
 	control, err := os.OpenFile(l.node("loop-control"), os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", err
@@ -141,7 +172,7 @@ func (l Loops) configure(f *os.File) (path string, err error) {
 // Detach detaches the loop device from its file. If the device is open, by a table for
 // example, the kernel detaches it when it is closed. It is no error if the device is not
 // attached.
-func (l Loops) Detach(loop Loop) error {
+func (l *Loops) Detach(loop Loop) error {
 	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

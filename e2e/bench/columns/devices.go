@@ -115,7 +115,7 @@ func logDevice(name string) (dm.Ref, error) {
 	if err := os.Truncate(path, int64(mirror.LogDeviceSize)); err != nil {
 		return "", err
 	}
-	loop, err := dm.Loops{}.Attach(path)
+	loop, err := new(dm.Loops).Attach(path)
 	return dm.RefTo(loop.Number), err
 }
 

@@ -92,9 +92,9 @@ func (b *bench) loop(name string, size block.Size) (dm.Loop, string) {
 	file := filepath.Join(b.TempDir(), name)
 	b.must(os.WriteFile(file, nil, 0o600))
 	b.must(os.Truncate(file, int64(size)))
-	l, err := dm.Loops{}.Attach(file)
+	l, err := new(dm.Loops).Attach(file)
 	b.must(err)
-	b.Cleanup(func() { b.must(dm.Loops{}.Detach(l)) })
+	b.Cleanup(func() { b.must(new(dm.Loops).Detach(l)) })
 	return l, file
 }
 
