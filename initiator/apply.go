@@ -258,7 +258,7 @@ func (k *kernelKeeper) moved(n block.NQN, err error) {
 }
 
 // settle ends the moves after which the legs have answered, or have had a leg's window for it. Until then they have
-// been silent since before the move, and would be given up for what that took.
+// been silent since before the move, and would be given up for what that took. After movingFor they are in any case.
 func (k *kernelKeeper) settle(s *seen) {
 	for n, moved := range k.moving {
 		since := s.Now.Sub(moved)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -43,8 +44,8 @@ func passed(cmd nvmetcp.Command, data []byte, limit time.Duration) passthrough {
 	return p
 }
 
-// errNoAnswer says that the kernel itself has ended a command: no path was live, or the connection was lost before
-// the target answered.
+// errNoAnswer says that a command is to be sent again: no path was live, the connection was lost before the target
+// answered, or the answer was that it was not carried out.
 var errNoAnswer = errors.New("the target has not answered")
 
 // errNotPassed says that this kernel passes no commands of namespaces through io_uring.
@@ -56,14 +57,14 @@ var errNotPassed = errors.New("commands cannot be passed through here")
 //
 // It goes through io_uring, and not NVME_IOCTL_IO_CMD, for two reasons. The ioctl holds the head's SRCU lock
 // until the answer, and a new path becomes usable only when that is released (nvme_mpath_set_live); and no
-// signal ends it, so that a process that was killed in it would stay until the answer.
+// signal ends it, so that a process that was killed in it would stay until the answer. With io_uring both are so
+// only while all tags of the path's queue are in use: then a worker of the kernel waits for one.
 func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Duration) error {
 	ring, err := t.rings.get()
 	if err != nil {
-		return fmt.Errorf("%w: %w", errNotPassed, err)
+		return err
 	}
 	var pin runtime.Pinner
-	defer pin.Unpin()
 	if len(data) > 0 {
 		pin.Pin(&data[0])
 	}
@@ -71,21 +72,34 @@ func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Du
 	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(generic), uringIO
 	*(*passthrough)(unsafe.Pointer(&s.Cmd)) = passed(cmd, data, limit)
 	result, err := wait(ring)
-	if err != nil {
+	if err != nil { // the kernel may still write to data, which stays pinned
 		ring.Close()
 		return err
 	}
+	pin.Unpin()
 	t.rings.put(ring)
+	return outcome(result)
+}
+
+// outcome is the error of a command with this result of io_uring: an errno, or a status. The kernel would send
+// ordinary I/O again after some statuses, on another path or on the same one.
+func outcome(result int32) error {
 	switch status := nvmetcp.Status(result); {
-	case result == -int32(unix.EOPNOTSUPP), result == -int32(unix.ENOTTY):
+	case result < 0 && refuses(unix.Errno(-result)):
 		return fmt.Errorf("%w: %w", errNotPassed, unix.Errno(-result))
 	case result < 0:
 		return fmt.Errorf("%w: %w", errNoAnswer, unix.Errno(-result))
-	case status.Code() == nvmetcp.HostPathingError, status.Code() == nvmetcp.HostAborted: // what the kernel itself says
-		return fmt.Errorf("%w: %v", errNoAnswer, status)
+	case status.IsPath() && !status.DNR(), status.Retryable():
+		return fmt.Errorf("%w: %w", errNoAnswer, status)
 	default:
 		return status.Err()
 	}
+}
+
+// refuses reports whether an error of io_uring means that it does not pass commands here: its driver cannot, or a
+// policy forbids it.
+func refuses(err error) bool {
+	return slices.ContainsFunc([]error{unix.EOPNOTSUPP, unix.ENOTTY, unix.ENOSYS, unix.EPERM, unix.EACCES}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // wait submits a ring's only entry and returns the result.
@@ -109,8 +123,12 @@ func (r rings) get() (*uring.Ring, error) {
 	case ring := <-r:
 		return ring, nil
 	default:
-		return uring.New(1, uring.SQE128|uring.CQE32)
 	}
+	ring, err := uring.New(1, uring.SQE128|uring.CQE32)
+	if err != nil && (refuses(err) || errors.Is(err, unix.EINVAL)) { // EINVAL: not in such sizes
+		return nil, fmt.Errorf("%w: %w", errNotPassed, err)
+	}
+	return ring, err
 }
 
 func (r rings) put(ring *uring.Ring) {

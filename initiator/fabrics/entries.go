@@ -15,8 +15,8 @@ import (
 // An agent looks at sysfs several times a second for each volume, and a host with many volumes has many
 // controllers. So what does not change of a device is read once.
 
-// entry is something in a directory of sysfs. Sysfs numbers what it has, and uses no number again: an entry with
-// the name of an older one has another number (Linux, include/linux/kernfs.h: kernfs_id_ino).
+// entry is something in a directory of sysfs. Sysfs numbers what it has, and uses no number again where inode numbers
+// have 64 bits: an entry with the name of an older one has another number (Linux 5.5, include/linux/kernfs.h: kernfs_id_ino).
 type entry struct {
 	name   string
 	number uint64

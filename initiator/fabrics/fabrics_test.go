@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
 	"weft.dev/weft/proto/uevent"
 )
@@ -260,6 +261,20 @@ func TestErrnosOfConnectSayWhatTheyMean(t *testing.T) {
 		err := connectError(o, n)
 		if !errors.Is(err, n) || !strings.Contains(err.Error(), hints[n]) {
 			t.Errorf("connectError(%v) = %v, want the errno and its meaning", n, err)
+		}
+	}
+}
+
+func TestCommandsAreSentAgainWhereTheKernelWouldDoSo(t *testing.T) {
+	for result, want := range map[int32]error{
+		0: nil, -int32(unix.EINTR): errNoAnswer, -int32(unix.EINVAL): errNoAnswer, -int32(unix.EOPNOTSUPP): errNotPassed,
+		int32(nvmetcp.HostPathingError): errNoAnswer, int32(nvmetcp.ANATransition): errNoAnswer, int32(nvmetcp.ANAInaccessible | nvmetcp.DNR): nvmetcp.ANAInaccessible,
+		-int32(unix.EACCES):              errNotPassed,
+		int32(nvmetcp.NamespaceNotReady): errNoAnswer, int32(nvmetcp.NamespaceNotReady | nvmetcp.DNR): nvmetcp.NamespaceNotReady,
+		int32(nvmetcp.InternalError): nvmetcp.InternalError,
+	} {
+		if got := outcome(result); !errors.Is(got, want) {
+			t.Errorf("outcome(%#x) = %v, want %v", result, got, want)
 		}
 	}
 }

@@ -20,7 +20,6 @@ type diskName struct{ subsystem, control, namespace int }
 
 func (n diskName) controller() bool { return n.subsystem < 0 }
 func (n diskName) head() bool       { return n.subsystem >= 0 && n.control < 0 }
-func (n diskName) path() bool       { return n.subsystem >= 0 && n.control >= 0 }
 
 // String is the name of a path.
 func (n diskName) String() string {

@@ -24,7 +24,7 @@ const probeSize = 4096
 // Probe waits until some path answers, forever if none does and the head stays, as an ordinary read would. But
 // no signal ends the wait for that: a process that was killed in it would not end, and no other be started.
 // So it goes through io_uring, and only where that passes no commands (before Linux 5.19, and where it is
-// switched off) it is an ordinary read.
+// switched off or forbidden) it is an ordinary read.
 func (t *Tree) Probe(h Head, limit time.Duration) error {
 	return t.insist(h, "read", func(block int) error {
 		sector, err := unix.IoctlGetInt(block, unix.BLKSSZGET)
@@ -57,23 +57,33 @@ func (t *Tree) Flush(h Head, limit time.Duration) error {
 	})
 }
 
-// insist does something with a head until its target has answered, or the head is gone.
+// insist does something with a head until its target has answered, or the head is gone. It keeps the head open, so
+// that no other one can take its name meanwhile.
 func (t *Tree) insist(h Head, op string, do func(fd int) error) error {
-	for began := time.Now(); ; {
-		err := t.opened(h, op, do)
-		if !errors.Is(err, errNoAnswer) {
-			return err
+	return t.opened(h, op, func(fd int) error {
+		for began := time.Now(); ; {
+			err := do(fd)
+			if !errors.Is(err, errNoAnswer) {
+				return err
+			}
+			time.Sleep(min(max(20*time.Millisecond, time.Since(began)/50), 250*time.Millisecond)) // often while a path may be moving
+			var node unix.Stat_t
+			if gone := unix.Lstat(filepath.Join(t.dev, h.Name), &node); gone != nil {
+				return fmt.Errorf("%w: %w", ErrNoNamespace, err)
+			}
 		}
-		time.Sleep(min(max(20*time.Millisecond, time.Since(began)/50), 250*time.Millisecond)) // often while a path may be moving
-	}
+	})
 }
 
-// ask passes a command through, or does what is otherwise the same. The head is open, so its name is not
-// given to another one, and its character device has the same numbers.
+// ask passes a command through, or does what is otherwise the same where that cannot be. The head is open, so its
+// character device, which has the same numbers, is no other head's.
 func (t *Tree) ask(h Head, cmd nvmetcp.Command, data []byte, limit time.Duration, otherwise func() error) error {
 	generic, err := unix.Open(filepath.Join(t.dev, "ng"+strings.TrimPrefix(h.Name, "nvme")), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
+	if errors.Is(err, unix.ENOENT) { // before Linux 5.13
 		return otherwise()
+	}
+	if err != nil {
+		return err
 	}
 	defer unix.Close(generic)
 	if err := t.pass(generic, cmd, data, limit); !errors.Is(err, errNotPassed) {

@@ -3,6 +3,7 @@
 package fabrics
 
 import (
+	"errors"
 	"io/fs"
 	"net/netip"
 	"strconv"
@@ -137,14 +138,15 @@ func (t *Tree) controller(name string) (c Controller, all bool, err error) {
 	if err != nil {
 		return c, false, err
 	}
-	// A PCI controller has only the first of these.
+	// A PCI controller has only the first of these, and no address.
 	transport, _ := t.read(dir + "transport")
 	address, _ := t.read(dir + "uevent")
 	hostNQN, _ := t.read(dir + "hostnqn")
 	c.HostID, _ = t.read(dir + "hostid")
 	c.NQN, c.HostNQN, c.Transport, c.Address = block.NQN(nqn), block.NQN(hostNQN), block.Transport(transport), ParseAddress(address)
 	// Before it has a subsystem, 6.1 says "(efault)" for the NQN of a new controller.
-	return c, strings.HasPrefix(nqn, "nqn.") && hostNQN != "" && c.HostID != "" && c.Transport != "" && c.Address != (Address{}), nil
+	whole := strings.HasPrefix(nqn, "nqn.") && (transport == "pcie" || hostNQN != "" && c.HostID != "" && transport != "" && c.Address != (Address{}))
+	return c, whole, nil
 }
 
 func (t *Tree) controllerNow(name string) (Controller, error) {
@@ -172,7 +174,9 @@ func (t *Tree) stateOf(c *Controller) (err error) {
 func (t *Tree) head(name string) (h Head, all bool, err error) {
 	h.Name = name
 	dir := "block/" + name + "/"
-	if hidden, err := t.read(dir + "hidden"); err == nil && hidden != "0" {
+	if hidden, err := t.read(dir + "hidden"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return h, false, err
+	} else if err == nil && hidden != "0" {
 		return h, false, &Error{Op: "read", Path: t.path(dir), Err: fs.ErrNotExist}
 	}
 	nsid, err := t.number(dir + "nsid")
@@ -183,9 +187,11 @@ func (t *Tree) head(name string) (h Head, all bool, err error) {
 		return h, false, err
 	}
 	h.NSID = uint32(nsid)
-	if text, err := t.read(dir + "uuid"); err == nil {
-		h.UUID, _ = block.ParseUUID(text)
+	text, err := t.read(dir + "uuid")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return h, false, err
 	}
+	h.UUID, _ = block.ParseUUID(text)
 	return h, true, nil
 }
 

@@ -173,6 +173,7 @@ func (l *Loops) configure(f *os.File) (path string, err error) {
 // example, the kernel detaches it when it is closed. It is no error if the device is not
 // attached.
 func (l *Loops) Detach(loop Loop) error {
+	l.remember(loop.File, "")
 	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
