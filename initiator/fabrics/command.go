@@ -72,7 +72,10 @@ func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Du
 	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(generic), uringIO
 	*(*passthrough)(unsafe.Pointer(&s.Cmd)) = passed(cmd, data, limit)
 	result, err := wait(ring)
-	if err != nil { // the kernel may still write to data, which stays pinned
+	if err != nil { // the kernel may still write to data
+		t.mu.Lock()
+		t.abandoned = append(t.abandoned, &pin)
+		t.mu.Unlock()
 		ring.Close()
 		return err
 	}

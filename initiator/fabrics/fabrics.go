@@ -27,6 +27,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -66,6 +67,7 @@ type Tree struct {
 	controllers fixed[Controller] // without their state
 	subsystems  fixed[*subsystem]
 	rings       rings
+	abandoned   []*runtime.Pinner // of memory that the kernel may still use
 }
 
 // New makes a Tree over sysfs at sys ("/sys") and device nodes at dev ("/dev").
