@@ -174,6 +174,20 @@ func (w *world) cutAt(address string, cut bool) {
 	w.cut[address] = cut
 }
 
+// hangLegs makes reads of the legs of a target hang until the channel is closed.
+func (w *world) hangLegs(node string) chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	hung := make(chan struct{})
+	w.stuckLegs = map[uint32]chan struct{}{}
+	for _, h := range w.heads {
+		if h.node == node {
+			w.stuckLegs[h.NSID] = hung
+		}
+	}
+	return hung
+}
+
 // If one of a target's networks fails, its paths continue over another one, and no copy falls behind. They go
 // back when that network has been well for a while.
 func TestAPathMovesToAnotherNetwork(t *testing.T) {
@@ -212,15 +226,8 @@ func TestThePathThatMovedStaysUntilTheLegsAreThere(t *testing.T) {
 // new path.
 func TestALegHasTimeToAnswerOverThePathThatMoved(t *testing.T) {
 	betweenRails(t, true, func(w *world, at, other string) {
-		slow := make(chan struct{})
-		w.mu.Lock()
-		w.scans, w.stuckLegs = 2*time.Second, map[uint32]chan struct{}{}
-		for _, h := range w.heads {
-			if h.node == "t1" {
-				w.stuckLegs[h.NSID] = slow
-			}
-		}
-		w.mu.Unlock()
+		w.scans = 2 * time.Second
+		slow := w.hangLegs("t1")
 		w.cutAt(at, true)
 		time.Sleep(3500 * time.Millisecond)
 		w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
@@ -236,16 +243,7 @@ func TestALegHasTimeToAnswerOverThePathThatMoved(t *testing.T) {
 // If it does not, it is given up: a path that moves again and again would keep writes waiting.
 func TestALegThatDoesNotAnswerOverThePathThatMovedIsLost(t *testing.T) {
 	betweenRails(t, true, func(w *world, at, _ string) {
-		hung := make(chan struct{})
-		defer close(hung)
-		w.mu.Lock()
-		w.stuckLegs = map[uint32]chan struct{}{}
-		for _, h := range w.heads {
-			if h.node == "t1" {
-				w.stuckLegs[h.NSID] = hung
-			}
-		}
-		w.mu.Unlock()
+		defer close(w.hangLegs("t1"))
 		w.cutAt(at, true)
 		time.Sleep(7 * time.Second)
 		if got := w.took(); !slices.Contains(got, "record-stale c0.1") {

@@ -128,7 +128,7 @@ func (d *Daemon) Stop(ctx context.Context) error {
 	return fmt.Errorf("stop %s on %s: it still ran %s after SIGTERM and was killed", d.name, d.machine.name, stopLimit)
 }
 
-// deathPatience is how long a killed daemon may take to end. One that waits in the kernel for a target that is
+// deathPatience is how long a killed daemon may take to end. One that waits for ordinary I/O to a target that is
 // away does not end before the target is back.
 const deathPatience = time.Minute
 

@@ -173,14 +173,7 @@ func (c *ublkControl) send(cmd ublkCommand) (int32, error) {
 	s := c.ring.Next()
 	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(c.fd), uint64(ublkCode(cmd.number, ublkCommandSize, c.encoded))
 	copy(unsafe.Slice(&s.Cmd[0], ublkCommandSize), unsafe.Slice((*byte)(unsafe.Pointer(&cmd)), ublkCommandSize))
-	result, got := int32(0), false
-	for !got {
-		if err := c.ring.Enter(true); err != nil {
-			return 0, err
-		}
-		c.ring.Ended(func(_ uint64, res int32) { result, got = res, true })
-	}
-	return result, nil
+	return c.ring.Do()
 }
 
 func (c *ublkControl) add(info *ublkInfo) error {

@@ -71,7 +71,9 @@ func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Du
 	s := ring.Next()
 	s.Opcode, s.FD, s.Off = uring.OpCmd, int32(generic), uringIO
 	*(*passthrough)(unsafe.Pointer(&s.Cmd)) = passed(cmd, data, limit)
-	result, err := wait(ring)
+	runtime.LockOSThread() // the kernel completes a command on the thread that has submitted it
+	result, err := ring.Do()
+	runtime.UnlockOSThread()
 	if err != nil { // the kernel may still write to data
 		t.mu.Lock()
 		t.abandoned = append(t.abandoned, &pin)
@@ -103,19 +105,6 @@ func outcome(result int32) error {
 // policy forbids it.
 func refuses(err error) bool {
 	return slices.ContainsFunc([]error{unix.EOPNOTSUPP, unix.ENOTTY, unix.ENOSYS, unix.EPERM, unix.EACCES}, func(e error) bool { return errors.Is(err, e) })
-}
-
-// wait submits a ring's only entry and returns the result.
-func wait(ring *uring.Ring) (result int32, err error) {
-	runtime.LockOSThread() // the kernel completes a command on the thread that has submitted it
-	defer runtime.UnlockOSThread()
-	for done := false; !done; {
-		if err := ring.Enter(true); err != nil {
-			return 0, err
-		}
-		ring.Ended(func(_ uint64, res int32) { result, done = res, true })
-	}
-	return result, nil
 }
 
 // rings keeps rings without a command for the next ones: the kernel takes a while to end a ring.

@@ -117,10 +117,7 @@ func (t *Tree) read(name string) (string, error) {
 	}
 }
 
-func (t *Tree) exists(name string) bool {
-	var st unix.Stat_t
-	return unix.Lstat(t.path(name), &st) == nil
-}
+func (t *Tree) exists(name string) bool { return unix.Access(t.path(name), unix.F_OK) == nil }
 
 // write writes one value with one write(2), as sysfs wants it.
 func (t *Tree) write(name, value string) error {

@@ -5,6 +5,7 @@ package fabrics
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 )
@@ -28,12 +29,17 @@ type Namespace struct {
 // ErrNoLivePath: the namespace is returned, but its I/O waits.
 func (t *Tree) FindNamespace(nqn block.NQN, nsid uint32, uuid block.UUID) (Namespace, error) {
 	var silent *Namespace
+	var looked []entry
 	for _, find := range []func(block.NQN) ([]entry, error){t.known, t.find} {
 		there, err := find(nqn)
 		if err != nil {
 			return Namespace{}, err
 		}
 		for _, e := range there {
+			if slices.Contains(looked, e) {
+				continue
+			}
+			looked = append(looked, e)
 			all, err := t.namespaces(e)
 			if err != nil {
 				return Namespace{}, err

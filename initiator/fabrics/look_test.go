@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// The kernel gives names again. What is known of a device is not believed of another one with its name.
+// The kernel uses names again. A device that has got the name of an older one is read anew.
 func TestADeviceThatTakesANameIsReadAnew(t *testing.T) {
 	files := map[string]string{}
 	addSubsystem(files, 0, 3, Live, map[int]block.UUID{1: legUUID})
@@ -67,11 +67,11 @@ func TestADeviceThatIsHalfThereIsReadAgain(t *testing.T) {
 	for _, late := range []string{"subsysnqn", "hostnqn", "hostid", "transport", "uevent"} {
 		file := filepath.Join(k.sys, "class/nvme/nvme3", late)
 		text, err := os.ReadFile(file)
-		soon := func() error { return os.Remove(file) }
+		hide := func() error { return os.Remove(file) }
 		if late == "subsysnqn" {
-			soon = func() error { return os.WriteFile(file, []byte("(efault)\n"), 0o644) } // as 6.1 has it at first
+			hide = func() error { return os.WriteFile(file, []byte("(efault)\n"), 0o644) } // as 6.1 has it at first
 		}
-		if err := errors.Join(err, soon()); err != nil {
+		if err := errors.Join(err, hide()); err != nil {
 			t.Fatal(err)
 		}
 		k.controllers.keep(nil)

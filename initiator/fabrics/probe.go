@@ -67,8 +67,7 @@ func (t *Tree) insist(h Head, op string, do func(fd int) error) error {
 				return err
 			}
 			time.Sleep(min(max(20*time.Millisecond, time.Since(began)/50), 250*time.Millisecond)) // often while a path may be moving
-			var node unix.Stat_t
-			if gone := unix.Lstat(filepath.Join(t.dev, h.Name), &node); gone != nil {
+			if unix.Access(filepath.Join(t.dev, h.Name), unix.F_OK) != nil {
 				return fmt.Errorf("%w: %w", ErrNoNamespace, err)
 			}
 		}

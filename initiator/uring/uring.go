@@ -244,6 +244,17 @@ func (r *Ring) Enter(wait bool) error {
 	}
 }
 
+// Do submits the only prepared entry, and returns the result of its completion. The ring has no other outstanding.
+func (r *Ring) Do() (result int32, err error) {
+	for done := false; !done; {
+		if err := r.Enter(true); err != nil {
+			return 0, err
+		}
+		r.Ended(func(_ uint64, res int32) { result, done = res, true })
+	}
+	return result, nil
+}
+
 // Message makes a completion with this user data appear in the ring. Unlike all other methods,
 // any thread may call it while the ring is open.
 func (r *Ring) Message(userData uint64) error {

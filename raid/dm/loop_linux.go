@@ -26,8 +26,7 @@ type Loops struct {
 	Dev string // "/dev" if empty
 	Sys string // "/sys" if empty
 
-	mu sync.Mutex
-	at map[string]string // by file: the backing_file of its device, as Find has found it
+	at sync.Map // file → the backing_file of its device, as Find has found it
 }
 
 // Loop is a loop device and the file under it.
@@ -40,7 +39,7 @@ type Loop struct {
 // List returns the attached loop devices, sorted by number. If the file of one was
 // removed, its File ends in " (deleted)", as the kernel reports it.
 func (l *Loops) List() ([]Loop, error) {
-	files, err := filepath.Glob(filepath.Join(cmp.Or(l.Sys, "/sys"), "block/loop*/loop/backing_file"))
+	files, err := filepath.Glob(l.backing("loop*"))
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +72,11 @@ func (l *Loops) read(backingFile string) (Loop, error) {
 	return Loop{n, l.node(filepath.Base(disk)), strings.TrimSuffix(string(file), "\n")}, err
 }
 
+// backing is the file in sysfs that says which file a loop device has.
+func (l *Loops) backing(disk string) string {
+	return filepath.Join(cmp.Or(l.Sys, "/sys"), "block", disk, "loop/backing_file")
+}
+
 func (l *Loops) node(name string) string { return filepath.Join(cmp.Or(l.Dev, "/dev"), name) }
 
 // Find returns the loop device over a file. A file that was removed and created again is
@@ -83,14 +87,11 @@ func (l *Loops) Find(file string) (Loop, bool, error) {
 		return Loop{}, false, err
 	}
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
-		l.remember(file, "")
+		l.at.Delete(file)
 		return Loop{}, false, nil
 	}
-	l.mu.Lock()
-	at, known := l.at[file]
-	l.mu.Unlock()
-	if known { // a machine may have hundreds
-		if loop, err := l.read(at); err == nil && loop.File == file {
+	if at, known := l.at.Load(file); known { // a machine may have hundreds
+		if loop, err := l.read(at.(string)); err == nil && loop.File == file {
 			return loop, true, nil
 		}
 	}
@@ -99,22 +100,8 @@ func (l *Loops) Find(file string) (Loop, bool, error) {
 	if err != nil || i < 0 {
 		return Loop{}, false, err
 	}
-	l.remember(file, filepath.Join(cmp.Or(l.Sys, "/sys"), "block", filepath.Base(all[i].Path), "loop/backing_file"))
+	l.at.Store(file, l.backing(filepath.Base(all[i].Path)))
 	return all[i], true, nil
-}
-
-// remember notes where the device of a file is; nowhere if at is empty.
-func (l *Loops) remember(file, at string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if at == "" {
-		delete(l.at, file)
-		return
-	}
-	if l.at == nil {
-		l.at = map[string]string{}
-	}
-	l.at[file] = at
 }
 
 // Attach returns the loop device over a file, and makes one if there is none. The file
@@ -173,7 +160,7 @@ func (l *Loops) configure(f *os.File) (path string, err error) {
 // example, the kernel detaches it when it is closed. It is no error if the device is not
 // attached.
 func (l *Loops) Detach(loop Loop) error {
-	l.remember(loop.File, "")
+	l.at.Delete(loop.File)
 	device, err := os.OpenFile(loop.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -71,7 +71,7 @@ func TestDiffCutsAllOffBeforeItDrains(t *testing.T) {
 	}
 }
 
-// portsOf is what is left of a configuration without its subsystems.
+// portsOf returns a configuration without its subsystems.
 func portsOf(c Config) Config {
 	ports := slices.Clone(c.Ports)
 	for i := range ports {
