@@ -176,8 +176,10 @@ func TestAnyCommitMayFail(t *testing.T) {
 		}
 		if u.commits < at {
 			t.Logf("each of %d commits failed, and %d calls heard of it", at-1, failed)
-			if at < 8 || failed < 2 {
-				t.Error("want more of both")
+			// The three calls and the agent's two answers follow one another: five commits. Other
+			// reports may share one of theirs.
+			if at-1 < 5 || failed < 2 {
+				t.Error("want five and two, or more")
 			}
 			return
 		}
