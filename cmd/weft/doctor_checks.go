@@ -46,7 +46,7 @@ func (d doctor) says(text string, files ...string) bool {
 
 // checks looks for programs and settings that could interfere with legs, volumes or agents.
 func (d doctor) checks() []finding {
-	return append([]finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher()}, d.checkRDMA()...)
+	return append([]finding{d.checkUdev(), d.checkLVM(), d.checkMD(), d.checkAutoconnect(), d.checkRun(), d.checkFlusher(), d.checkURing()}, d.checkRDMA()...)
 }
 
 func (d doctor) udev() bool { return d.has("usr/bin/udevadm", "bin/udevadm", "sbin/udevadm") }
@@ -150,6 +150,16 @@ func (d doctor) checkFlusher() finding {
 			f.OK, f.Why = false, "without CAP_SYS_RESOURCE an initiator in user space can deadlock when memory is short"
 			f.Fix = "give the agent CAP_SYS_RESOURCE, or reserve memory for it (a cgroup's memory.min)"
 		}
+	}
+	return f
+}
+
+// checkURing looks for the sysctl that switches io_uring off (Linux 6.6 and newer); see initiator/fabrics on probes.
+func (d doctor) checkURing() finding {
+	f := finding{Way: "io_uring", OK: true, Why: "an agent that waits for a target can always be ended"}
+	if d.text("proc/sys/kernel/io_uring_disabled") == "2" {
+		f.OK, f.Why = false, "switched off: an agent on the kernel path that is killed while it asks a silent target ends only when that answers"
+		f.Fix = "sysctl kernel.io_uring_disabled=1; to keep it over a reboot, write that into a file in /etc/sysctl.d"
 	}
 	return f
 }

@@ -57,6 +57,7 @@ func TestDoctorSaysWhatAMachineCanDo(t *testing.T) {
 			d.put(t, "etc/lvm/lvm.conf", "# global_filter = [ \"r|weft-|\" ]\n")
 			d.put(t, "proc/mounts", "/dev/sda1 / ext4 rw 0 0\n")
 			d.put(t, "proc/self/status", "CapEff:\t00000000a80425fb\n")
+			d.put(t, "proc/sys/kernel/io_uring_disabled", "2\n")
 		},
 		"nobody": func(d *doctor) {
 			d.euid = 1000
