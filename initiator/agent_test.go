@@ -131,6 +131,20 @@ func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
 	})
 }
 
+// While the kernel connects to a target again, it does not notice that a socket is destroyed on which an answer is
+// due, and waits for that answer for a minute.
+func TestALegThatIsLostWhileTheKernelConnectsAgainKeepsItsSockets(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.stuck = true
+		w.fallSilent("t1")
+		w.notice("t1")
+		time.Sleep(4 * time.Second)
+		w.expect("loss", "flush t0", "record-stale c0.1", "destroy-unanswered t1", "disconnect t1",
+			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.answer("t1")
+	})
+}
+
 // A machine that accepts no connections is gone sooner than a leg that may only be slow.
 func TestALegWhoseMachineIsGoneIsLostSooner(t *testing.T) {
 	for at := range 5 { // of the interval of probes

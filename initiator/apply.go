@@ -439,16 +439,17 @@ func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
 	c := e.Controller
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if mute && c.Transport == block.TCP {
+	tcp, connects := c.Transport == block.TCP, c.State == fabrics.Connecting
+	if tcp && (mute || e.waits && connects) {
 		k.destroySockets(ctx, c)
 		k.awaitChange(ctx, c, 500*time.Millisecond, fabrics.Live)
-		return k.kernel.host.Disconnect(ctx, c)
 	}
-	if e.waits && c.Transport == block.TCP && c.State == fabrics.Live {
-		// A target may die just after it has answered. If its sockets go before the I/O under way has run
-		// out of time (Config.IOTimeout), the kernel cannot ask it any more; else it would wait for a minute.
+	if tcp && e.waits && (connects || c.State == fabrics.Live) {
+		// A target may die just after it has answered, or the kernel may have begun to connect to it meanwhile. If
+		// the sockets go before the I/O under way has run out of time (Config.IOTimeout), the kernel cannot ask
+		// the target any more; else it would wait for a minute.
 		late := time.AfterFunc(partWithin, func() {
-			k.log.Warn("the target does not answer the end of a connection; its sockets are destroyed", "controller", c.Name)
+			k.log.Warn("the target does not answer; its sockets are destroyed", "controller", c.Name)
 			k.destroySockets(ctx, c)
 		})
 		defer late.Stop()
@@ -456,8 +457,14 @@ func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
 	return k.kernel.host.Disconnect(ctx, c)
 }
 
+// destroySockets ends what waits for a silent target. While the kernel connects to it, only the sockets are destroyed
+// whose loss the kernel notices then: on others an answer may come, and without them the kernel waits for a minute.
 func (k *kernelKeeper) destroySockets(ctx context.Context, c fabrics.Controller) {
-	if _, err := k.kernel.host.DestroySockets(ctx, c.Portal()); err != nil {
+	destroy := k.kernel.host.DestroySockets
+	if c.State == fabrics.Connecting {
+		destroy = k.kernel.host.DestroyUnanswered
+	}
+	if _, err := destroy(ctx, c.Portal()); err != nil {
 		k.log.Warn("sockets not destroyed; release will take longer", "controller", c.Name, "err", err)
 	}
 }

@@ -36,6 +36,7 @@ type host interface {
 	SetFailFast(c fabrics.Controller, on bool) (late bool, err error)
 	SetReconnectDelay(c fabrics.Controller, d time.Duration) error
 	DestroySockets(ctx context.Context, p block.Portal) (int, error)
+	DestroyUnanswered(ctx context.Context, p block.Portal) (int, error)
 	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
 	RetryMost() error

@@ -482,6 +482,13 @@ func (w *world) DestroySockets(_ context.Context, p block.Portal) (int, error) {
 	return 1, nil
 }
 
+func (w *world) DestroyUnanswered(_ context.Context, p block.Portal) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("destroy-unanswered %s", w.nodeAt(p.Address))
+	return 0, nil
+}
+
 func (w *world) SetReconnectDelay(fabrics.Controller, time.Duration) error { return nil }
 
 func (w *world) SetFailFast(c fabrics.Controller, on bool) (late bool, err error) {

@@ -6,17 +6,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/block/ramdisk"
+	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
 // These tests need a kernel of their own, with nvmet-tcp and nvme-tcp loaded and /dev/ram0.
@@ -265,28 +269,50 @@ func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {
 // proxy forwards connections to a port of this machine, until it is frozen: then its peers keep their
 // connections, but nothing arrives any more.
 func proxy(t *testing.T, to string) (port uint16, freeze func()) {
+	s := newStrait(t, to)
+	return s.port, func() { s.limit.Store(0) }
+}
+
+// everything is the limit of a strait that keeps nothing back.
+const everything = math.MaxInt64
+
+// A strait forwards connections to a port of this machine. More bytes than the limit do not arrive in either
+// direction of a connection, as long as it stands.
+type strait struct {
+	port  uint16
+	limit atomic.Int64
+	conns atomic.Int64 // so far
+	holds atomic.Int64 // the newest of them whose bytes are kept back
+}
+
+func newStrait(t *testing.T, to string) *strait {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	frozen, ended := make(chan struct{}), make(chan struct{})
+	s := &strait{port: netip.MustParseAddrPort(l.Addr().String()).Port()}
+	s.limit.Store(everything)
+	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended); l.Close() })
-	forward := func(from, to net.Conn) {
+	pass := func(n int64, from, to net.Conn) {
+		defer from.Close()
+		defer to.Close()
+		arrived := int64(0)
 		for buffer := make([]byte, 64<<10); ; {
-			n, err := from.Read(buffer)
-			select {
-			case <-frozen:
-				<-ended
-				return
-			default:
-			}
-			if err == nil {
-				_, err = to.Write(buffer[:n])
-			}
+			read, err := from.Read(buffer)
 			if err != nil {
-				from.Close()
-				to.Close()
+				return
+			}
+			for arrived += int64(read); arrived > s.limit.Load(); {
+				s.holds.Store(max(s.holds.Load(), n))
+				select {
+				case <-ended:
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+			if _, err := to.Write(buffer[:read]); err != nil {
 				return
 			}
 		}
@@ -302,11 +328,12 @@ func proxy(t *testing.T, to string) (port uint16, freeze func()) {
 				near.Close()
 				continue
 			}
-			go forward(near, far)
-			go forward(far, near)
+			n := s.conns.Add(1)
+			go pass(n, near, far)
+			go pass(n, far, near)
 		}
 	}()
-	return netip.MustParseAddrPort(l.Addr().String()).Port(), func() { close(frozen) }
+	return s
 }
 
 // toProbe names, in the environment, the head that this process only probes.
@@ -393,6 +420,108 @@ func TestKernelAProbeWaitsForAPathAndCanBeKilled(t *testing.T) {
 		case <-time.After(3 * time.Second):
 			t.Errorf("%s has not ended 3 s after another path was there", what)
 		}
+	}
+}
+
+// A target is slow to answer when the kernel connects to it again, and its leg is given up. If the sockets went then,
+// the kernel would not notice, and would wait for the answer that cannot come, for a minute.
+func TestKernelADeletionWhileItConnectsEndsWithTheNextAnswer(t *testing.T) {
+	for what, c := range map[string]struct {
+		arrives   int64 // bytes in each direction, at most
+		destroyed int   // sockets that the target has not answered on
+		answers   bool
+	}{
+		"the target answers late":          {arrives: 128, answers: true}, // ICReq and ICResp have that size
+		"the target accepts and is silent": {arrives: 0, destroyed: 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			k := onKernel(t)
+			export(t, testNQN, "35", legUUID)
+			s := newStrait(t, "127.0.0.1:4435")
+			ctrl, err := k.Connect(t.Context(), options(testNQN, s.port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			before := s.conns.Load()
+			s.limit.Store(c.arrives)
+			if _, err := k.DestroySockets(t.Context(), ctrl.Portal()); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the kernel connects again", func() bool { return s.holds.Load() > before })
+			if n, err := k.DestroyUnanswered(t.Context(), ctrl.Portal()); n != c.destroyed || err != nil {
+				t.Errorf("DestroyUnanswered = %d, %v; want %d", n, err, c.destroyed)
+			}
+			began, deleted := time.Now(), make(chan error, 1)
+			go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), ctrl) }()
+			if c.answers {
+				time.Sleep(time.Second)
+				s.limit.Store(everything)
+			}
+			select {
+			case err := <-deleted:
+				t.Logf("deleted after %v: %v", time.Since(began), err)
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(15 * time.Second):
+				t.Error("not deleted after 15 s")
+				<-deleted
+			}
+		})
+	}
+}
+
+// Weft's target ends a controller that the kernel is connecting: the host may no longer connect. The kernel does not
+// notice the end of a connection then; it is answered.
+func TestKernelADeletionWhileItConnectsEndsWhenTheTargetEndsTheController(t *testing.T) {
+	k := onKernel(t)
+	target, err := controller.New(controller.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { target.Close(context.Background()) })
+	hosts := []controller.Host{{NQN: testHost.NQN}}
+	sub, err := target.AddSubsystem(controller.SubsystemConfig{NQN: testNQN, Serial: "1", Hosts: hosts})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.AddNamespace(controller.NamespaceConfig{NSID: 5, UUID: legUUID, Device: ramdisk.New(1<<20, 4096)}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := target.Serve(l, controller.PortConfig{ID: 1, Link: []*controller.Subsystem{sub}}); err != nil {
+		t.Fatal(err)
+	}
+	s := newStrait(t, l.Addr().String())
+	ctrl, err := k.Connect(t.Context(), options(testNQN, s.port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.conns.Load()
+	s.limit.Store(128 + 72 + 1024) // ICReq and Connect with its data: what comes next is held
+	if _, err := k.DestroySockets(t.Context(), ctrl.Portal()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the kernel connects again", func() bool { return s.holds.Load() > before })
+	began, deleted := time.Now(), make(chan error, 1)
+	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), ctrl) }()
+	time.Sleep(100 * time.Millisecond)
+	if err := sub.SetHosts(nil, false); err != nil {
+		t.Fatal(err)
+	}
+	s.limit.Store(everything)
+	select {
+	case err := <-deleted:
+		t.Logf("deleted after %v: %v", time.Since(began), err)
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(15 * time.Second):
+		t.Error("not deleted after 15 s")
+		<-deleted
 	}
 }
 

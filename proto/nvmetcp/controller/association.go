@@ -46,6 +46,7 @@ type association struct {
 	timer    *beat.Ticker
 	quiet    time.Duration // since the last arrival
 	passing  bool          // to another process: nothing changes any more, see Target.Pass
+	settled  bool          // the host waits for events: it has connected all that it wants to
 	events   events
 	features features
 }
@@ -125,8 +126,16 @@ func (a *association) replace() error {
 	return a.await(older, t.cfg.StallTimeout)
 }
 
+// farewell is how long a host that is still connecting may take to notice that its controller has ended. It answers
+// within milliseconds.
+const farewell = 500 * time.Millisecond
+
 // kill closes the association's connections. Its commands in Devices continue, and bury
 // waits for them. kill may be called again.
+//
+// While Linux sets a controller up, it does not notice that a connection is closed: it waits for the answer to its
+// command, for a minute (drivers/nvme/host/tcp.c, nvme_tcp_error_recovery does nothing in the state connecting). So
+// it is answered, with errors, for a while.
 func (a *association) kill(why error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,7 +148,11 @@ func (a *association) kill(why error) {
 		a.timer.Stop()
 	}
 	for _, c := range a.queues {
-		c.close()
+		if a.settled || a.sub.discovery || errors.Is(why, errSilent) || errors.Is(why, errPassing) {
+			c.close()
+		} else {
+			c.dismiss()
+		}
 	}
 	a.sub.t.log.Info("controller ends", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "host", a.host.NQN, "address", a.address, "reason", why)
 	a.sub.t.burials.Add(1)

@@ -20,6 +20,8 @@ func (c *conn) command(p *nvmetcp.PDU) error {
 	r.cmd = *p.Command()
 	q := c.bound.Load()
 	switch {
+	case c.leaves.Load():
+		r.finish(nvmetcp.InternalPathError) // the host may try again, with another controller
 	case r.cmd.Fused() != 0 || r.cmd.PSDT() != 1:
 		r.finish(nvmetcp.InvalidField | dnr)
 	case r.cmd.Opcode() == nvmetcp.OpFabrics:

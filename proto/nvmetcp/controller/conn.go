@@ -73,6 +73,7 @@ type conn struct {
 	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
 	dead    atomic.Bool   // closed: no more commands go to a Device
+	leaves  atomic.Bool   // its commands are answered with an error, until it is closed
 	passing atomic.Bool   // another process is to take it over: see Target.Pass
 	partial atomic.Int64  // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
 	stuck   atomic.Int64  // when the peer last accepted some of the waiting data; 0: nothing waits
@@ -264,6 +265,13 @@ func (c *conn) close() {
 	if !passed { // not under c.mu: Close waits for the reader, which may be in expecting
 		c.sock.Close()
 	}
+}
+
+// dismiss closes the connection soon, unless the host does. Until then it answers each command with an error.
+func (c *conn) dismiss() {
+	c.dead.Store(true)
+	c.leaves.Store(true)
+	time.AfterFunc(farewell, c.close)
 }
 
 // receive processes one PDU.

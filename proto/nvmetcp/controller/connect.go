@@ -164,6 +164,12 @@ func (a *association) await(older []*association, patience time.Duration) error 
 	return nil
 }
 
+// errEnded refuses a queue of a controller that has ended since the host connected it, or goes to another process.
+// The host may try again, with another controller: Linux removes its device if it may not.
+var errEnded = &connectError{
+	nvmetcp.ConnectInvalidParameters, nvmetcp.ConnectInvalid(nvmetcp.ConnectFieldControllerID, true), "the controller has ended",
+}
+
 // joinIO connects an I/O queue to an association.
 func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetcp.ConnectData) *connectError {
 	c.t.mu.Lock()
@@ -171,18 +177,20 @@ func (c *conn) joinIO(r *request, s *Subsystem, cmd nvmetcp.Connect, data nvmetc
 	c.t.mu.Unlock()
 	host := block.Host{NQN: data.Host, ID: data.HostID}
 	switch {
-	case a == nil || a.dead.Load() || a.host != host || a.port != c.port:
+	case a == nil || a.dead.Load():
+		return errEnded
+	case a.host != host || a.port != c.port:
 		return invalid(nvmetcp.ConnectFieldControllerID, true, "the host has no such controller here")
 	case s.discovery:
 		return invalid(nvmetcp.ConnectFieldQueueID, false, "discovery has no I/O queues")
 	case !a.enabled.Load():
 		return &connectError{nvmetcp.CommandSequenceError | dnr, 0, "the controller is not enabled"}
 	}
-	if err := a.join(c, cmd.QueueID); err != nil {
-		if errors.Is(err, errPassing) {
-			c.close() // without an answer, after which the host would give up
-		}
-		return invalid(nvmetcp.ConnectFieldQueueID, false, "the queue is connected already, or the controller is gone")
+	switch err := a.join(c, cmd.QueueID); {
+	case errors.Is(err, ErrExists):
+		return invalid(nvmetcp.ConnectFieldQueueID, false, "the queue is connected already")
+	case err != nil:
+		return errEnded
 	}
 	c.bind(r, a, cmd, s.keysOf(a))
 	return nil

@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
@@ -318,6 +319,57 @@ func TestAHostThatIsNoLongerAllowedIsCutOff(t *testing.T) {
 	p := w.dial()
 	p.greet()
 	p.want(p.connect(hostA, testNQN, 0, nvmetcp.DynamicController), nvmetcp.ConnectInvalidHost)
+}
+
+// Linux does not notice the end of a connection while it sets its controller up: it waits for an answer.
+func TestAHostThatIsConnectingIsAnsweredWhenItsControllerEnds(t *testing.T) {
+	w := newWorld(t)
+	admin := w.admin(hostA)
+	io, late := w.queue(hostA, admin.cntlid(), 1), w.dial()
+	late.greet()
+	if err := w.sub.SetHosts([]Host{{NQN: hostB.NQN}}, false); err != nil {
+		t.Fatal(err)
+	}
+	ended := time.Now()
+	admin.want(admin.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyCSTS), nil, nil), nvmetcp.InternalPathError)
+	var identify nvmetcp.Command
+	identify.SetOpcode(nvmetcp.AdminIdentify)
+	admin.want(admin.do(identify, nil, nil), nvmetcp.InternalPathError)
+	io.want(io.write(0, pattern(4096, 1)), nvmetcp.InternalPathError)
+	if err := w.sub.SetHosts([]Host{{NQN: hostA.NQN}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if s := late.connect(hostA, testNQN, 2, admin.cntlid()); s&dnr != 0 || s == nvmetcp.Success {
+		t.Errorf("a queue of the controller that has ended: %v; want an error after which the host tries again", s)
+	}
+	admin.ended()
+	io.ended()
+	if took := time.Since(ended); took < farewell/2 {
+		t.Errorf("closed after %v, when the host might have waited for an answer", took)
+	}
+	h := w.attach(hostA)
+	data := make([]byte, 4096)
+	h.io.must(h.io.read(0, data))
+	if !bytes.Equal(data, make([]byte, 4096)) {
+		t.Error("a write has landed that was sent after the end of its controller")
+	}
+}
+
+// A host that has connected notices the end of its connections, and it is to notice that at once.
+func TestAHostThatHasConnectedIsCutOffAtOnce(t *testing.T) {
+	w := newWorld(t)
+	h := w.attach(hostA)
+	h.admin.askForEvent()
+	var id nvmetcp.Command
+	id.SetOpcode(nvmetcp.AdminKeepAlive)
+	h.admin.must(h.admin.do(id, nil, nil)) // the target has read the request before
+	began := time.Now()
+	w.port.Unlink(w.sub)
+	h.io.ended()
+	h.admin.ended()
+	if took := time.Since(began); took >= farewell {
+		t.Errorf("closed after %v", took)
+	}
 }
 
 // TestAHostThatComesAsItIsShutOutStaysOut: its Connect was checked while it was still

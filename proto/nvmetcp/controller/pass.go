@@ -360,7 +360,7 @@ func (p *Port) again(x Passed) (a *association, conns []*conn, retErr error) {
 		if r := a.queues[0].take(); r != nil {
 			r.cmd.SetOpcode(nvmetcp.AdminAsyncEvent)
 			r.cmd.SetCID(cid)
-			a.events.requests = append(a.events.requests, r)
+			a.events.requests, a.settled = append(a.events.requests, r), true
 		}
 	}
 	s.associations[a.id] = a
