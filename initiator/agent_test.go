@@ -135,12 +135,19 @@ func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
 // due, and waits for that answer for a minute.
 func TestALegThatIsLostWhileTheKernelConnectsAgainKeepsItsSockets(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
-		w.stuck = true
+		hang := make(chan struct{})
+		w.mu.Lock()
+		w.stuck, w.firmly = true, map[string]chan struct{}{"t1": hang}
+		w.mu.Unlock()
 		w.fallSilent("t1")
 		w.notice("t1")
 		time.Sleep(4 * time.Second)
-		w.expect("loss", "flush t0", "record-stale c0.1", "destroy-unanswered t1", "disconnect t1",
-			"create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
+		w.expect("loss", "flush t0", "record-stale c0.1")
+		time.Sleep(time.Second)
+		w.expect("the kernel is still connecting", "destroy-unanswered t1")
+		close(hang)
+		time.Sleep(2 * time.Second)
+		w.expect("the kernel goes on", "disconnect t1", "create c0-lost1: error", "reload c0: mirror keep_log t0 c0-lost1")
 		w.answer("t1")
 	})
 }

@@ -439,17 +439,21 @@ func (k *kernelKeeper) delete(ctx context.Context, e ending, mute bool) error {
 	c := e.Controller
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	if now, err := k.stateOf(c); err == nil && now != "" {
+		c.State = now
+	}
 	tcp, connects := c.Transport == block.TCP, c.State == fabrics.Connecting
-	if tcp && (mute || e.waits && connects) {
+	if tcp && mute {
 		k.destroySockets(ctx, c)
 		k.awaitChange(ctx, c, 500*time.Millisecond, fabrics.Live)
+		return k.kernel.host.Disconnect(ctx, c)
 	}
 	if tcp && e.waits && (connects || c.State == fabrics.Live) {
-		// A target may die just after it has answered, or the kernel may have begun to connect to it meanwhile. If
-		// the sockets go before the I/O under way has run out of time (Config.IOTimeout), the kernel cannot ask
-		// the target any more; else it would wait for a minute.
+		// A target may die just after it has answered, or accept a connection and answer nothing. If the sockets
+		// go before the I/O under way has run out of time (Config.IOTimeout), the kernel cannot ask the target any
+		// more; else it would wait for a minute.
 		late := time.AfterFunc(partWithin, func() {
-			k.log.Warn("the target does not answer; its sockets are destroyed", "controller", c.Name)
+			k.log.Warn("the target does not answer the end of a connection; its sockets are destroyed", "controller", c.Name)
 			k.destroySockets(ctx, c)
 		})
 		defer late.Stop()
@@ -505,9 +509,20 @@ func (k *kernelKeeper) awaitChange(ctx context.Context, c fabrics.Controller, pa
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return poll(ctx, 50*time.Millisecond, func() bool {
-		all, err := k.kernel.host.Controllers(func(n block.NQN) bool { return n == c.NQN })
-		return err == nil && !slices.ContainsFunc(all, func(now fabrics.Controller) bool { return now.Name == c.Name && slices.Contains(states, now.State) })
+		now, err := k.stateOf(c)
+		return err == nil && !slices.Contains(states, now)
 	})
+}
+
+// stateOf is the state of a controller now; empty if it has gone.
+func (k *kernelKeeper) stateOf(c fabrics.Controller) (string, error) {
+	all, err := k.kernel.host.Controllers(func(n block.NQN) bool { return n == c.NQN })
+	for _, now := range all {
+		if now.Name == c.Name {
+			return now.State, err
+		}
+	}
+	return "", err
 }
 
 // column carries out the steps of a column, and remembers its copies afterwards. Each step

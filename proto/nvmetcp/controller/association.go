@@ -46,7 +46,7 @@ type association struct {
 	timer    *beat.Ticker
 	quiet    time.Duration // since the last arrival
 	passing  bool          // to another process: nothing changes any more, see Target.Pass
-	settled  bool          // the host waits for events: it has connected all that it wants to
+	settled  bool          // the host has asked for events, as it does when it has connected all, and not shut it down
 	events   events
 	features features
 }
@@ -126,16 +126,17 @@ func (a *association) replace() error {
 	return a.await(older, t.cfg.StallTimeout)
 }
 
-// farewell is how long a host that is still connecting may take to notice that its controller has ended. It answers
-// within milliseconds.
+// farewell is how long a connection of a controller that has ended stays open, if the host is still connecting. Its
+// next command comes within milliseconds.
 const farewell = 500 * time.Millisecond
 
 // kill closes the association's connections. Its commands in Devices continue, and bury
 // waits for them. kill may be called again.
 //
-// While Linux sets a controller up, it does not notice that a connection is closed: it waits for the answer to its
-// command, for a minute (drivers/nvme/host/tcp.c, nvme_tcp_error_recovery does nothing in the state connecting). So
-// it is answered, with errors, for a while.
+// While Linux sets a controller up or deletes it, it does not notice that a connection is closed: it waits for the
+// answer to its command, for a minute (drivers/nvme/host/tcp.c: nvme_tcp_error_recovery does nothing in the states
+// connecting and deleting). So its connections are dismissed. It has no I/O under way then. Nothing hangs on
+// discovery, for which no other process should wait.
 func (a *association) kill(why error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -132,11 +132,14 @@ func (c *conn) data(p *nvmetcp.PDU) error {
 		c.owes.Store(0)
 	}
 	c.mu.Unlock()
-	if r.status != nvmetcp.Success {
+	switch {
+	case r.status != nvmetcp.Success:
 		r.finish(r.status)
-		return nil
+	case c.leaves.Load():
+		r.finish(nvmetcp.InternalPathError)
+	default:
+		r.then(r)
 	}
-	r.then(r)
 	return nil
 }
 

@@ -38,7 +38,6 @@ type conn struct {
 
 	// Of the reader's goroutine.
 	r       *nvmetcp.Reader
-	greeted bool
 	digests nvmetcp.ICReq // what the host requested
 	pace    socket.Pace
 
@@ -70,10 +69,11 @@ type conn struct {
 	passed      bool              // the socket is another's
 	deferred    []nvmetcp.Command // not begun, for the other process
 
-	bound atomic.Pointer[queue] // nil until Connect; set once, by the reader
+	greeted atomic.Bool           // ICReq has arrived; set by the reader
+	bound   atomic.Pointer[queue] // nil until Connect; set once, by the reader
 
-	dead    atomic.Bool   // closed: no more commands go to a Device
-	leaves  atomic.Bool   // its commands are answered with an error, until it is closed
+	dead    atomic.Bool   // closed or dismissed: no more commands go to a Device
+	leaves  atomic.Bool   // dismissed: its commands are answered with an error until it is closed
 	passing atomic.Bool   // another process is to take it over: see Target.Pass
 	partial atomic.Int64  // when the wait for the rest of an incomplete PDU began, Unix ns; 0: none
 	stuck   atomic.Int64  // when the peer last accepted some of the waiting data; 0: nothing waits
@@ -271,12 +271,20 @@ func (c *conn) close() {
 func (c *conn) dismiss() {
 	c.dead.Store(true)
 	c.leaves.Store(true)
+	c.mu.Lock()
+	c.quiet.Broadcast() // for rests
+	rested := c.rested
+	c.mu.Unlock()
+	if rested { // nobody reads it
+		c.close()
+		return
+	}
 	time.AfterFunc(farewell, c.close)
 }
 
 // receive processes one PDU.
 func (c *conn) receive(p *nvmetcp.PDU) error {
-	if !c.greeted {
+	if !c.greeted.Load() {
 		return c.greet(p)
 	}
 	switch p.Type {
@@ -299,7 +307,8 @@ func (c *conn) greet(p *nvmetcp.PDU) error {
 	if err != nil {
 		return err
 	}
-	c.greeted, c.digests = true, req
+	c.digests = req
+	c.greeted.Store(true)
 	c.push(outgoing{kind: sendRaw, raw: nvmetcp.ICResp{HeaderDigest: req.HeaderDigest, DataDigest: req.DataDigest, MaxH2CData: maxH2CData}.Append(nil)})
 	c.r.Configure(c.readerConfig(adminCapsule))
 	c.w.Configure(nvmetcp.WriterConfig{HeaderDigest: req.HeaderDigest, DataDigest: req.DataDigest, Align: req.HPDA})
@@ -333,7 +342,7 @@ func (c *conn) flushLast(err error) {
 		return
 	}
 	c.log.Warn("peer broke the protocol", "err", err)
-	if !c.greeted && fatal.FES == nvmetcp.FESInvalidHeader && fatal.FEI == 0 {
+	if !c.greeted.Load() && fatal.FES == nvmetcp.FESInvalidHeader && fatal.FEI == 0 {
 		return // its first byte is no type of a host's PDU: who scans ports learns nothing
 	}
 	c.dead.Store(true)

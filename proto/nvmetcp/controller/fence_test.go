@@ -355,6 +355,28 @@ func TestAHostThatIsConnectingIsAnsweredWhenItsControllerEnds(t *testing.T) {
 	}
 }
 
+// The last export of a portal takes the portal with it. A host may be connecting a queue then.
+func TestAHostThatIsConnectingIsAnsweredWhenItsPortCloses(t *testing.T) {
+	w := newWorld(t)
+	admin, early := w.admin(hostA), w.dial()
+	early.greet()
+	w.target.mu.Lock()
+	a := w.sub.associations[admin.cntlid()]
+	w.target.mu.Unlock()
+	closed := make(chan error, 1)
+	go func() { closed <- w.port.Close() }()
+	<-a.killed
+	admin.want(admin.do(nvmetcp.PropertyGetCommand(nvmetcp.PropertyCSTS), nil, nil), nvmetcp.InternalPathError)
+	if s := early.connect(hostA, testNQN, 1, admin.cntlid()); s == nvmetcp.Success {
+		t.Error("a queue was connected through a port that closes")
+	}
+	admin.conn.Close() // as a host does after that
+	early.conn.Close()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
 // A host that has connected notices the end of its connections, and it is to notice that at once.
 func TestAHostThatHasConnectedIsCutOffAtOnce(t *testing.T) {
 	w := newWorld(t)

@@ -166,7 +166,8 @@ func (r *request) submit() {
 }
 
 // abandoned means that the connection is being closed. The host gets no answer, because it
-// resends a command without an answer, while an answer would fail the command.
+// resends a command without an answer, while an answer would fail the command. A host that is
+// connecting has no command here; see association.kill.
 const abandoned = nvmetcp.AbortedSQDeletion
 
 // admit returns Success if a command may go to the Device. Call it for a command in flight: a

@@ -99,12 +99,17 @@ func (l *connLimiter) remove(c *conn) {
 	}
 }
 
-// closePort closes all connections that came through p.
+// closePort closes all connections that came through p, or dismisses them: those of controllers that were dismissed,
+// and those whose Connect may be under way; see association.kill.
 func (l *connLimiter) closePort(p *Port) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.open {
-		if c.port == p {
+		switch {
+		case c.port != p || c.leaves.Load():
+		case c.greeted.Load() && c.bound.Load() == nil:
+			c.dismiss()
+		default:
 			c.close()
 		}
 	}

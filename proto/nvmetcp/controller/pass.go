@@ -360,7 +360,7 @@ func (p *Port) again(x Passed) (a *association, conns []*conn, retErr error) {
 		if r := a.queues[0].take(); r != nil {
 			r.cmd.SetOpcode(nvmetcp.AdminAsyncEvent)
 			r.cmd.SetCID(cid)
-			a.events.requests, a.settled = append(a.events.requests, r), true
+			a.events.requests = append(a.events.requests, r)
 		}
 	}
 	s.associations[a.id] = a
@@ -446,6 +446,7 @@ func (a *association) restore(x Passed) {
 	}
 	copy(f.behavior[:], x.Behavior)
 	f.events, ev.changed = x.Events, x.Changed
+	a.settled = x.Events != 0 || len(x.Requests) > 0
 	for _, e := range x.Masked {
 		if event(e) < eventKinds {
 			ev.masked[e] = true
@@ -460,7 +461,7 @@ func (a *association) restore(x Passed) {
 
 // resume makes c the queue that another process had.
 func (c *conn) resume(a *association, q PassedQueue) {
-	c.greeted = true
+	c.greeted.Store(true)
 	c.digests = nvmetcp.ICReq{HeaderDigest: q.HeaderDigest, DataDigest: q.DataDigest, HPDA: q.Align}
 	c.r.Configure(c.readerConfig(adminCapsule))
 	c.w.Configure(nvmetcp.WriterConfig{HeaderDigest: q.HeaderDigest, DataDigest: q.DataDigest, Align: q.Align})
