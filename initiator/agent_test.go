@@ -111,6 +111,24 @@ func TestUncleanVolumesAreEqualizedBeforeTheyAreExposed(t *testing.T) {
 	})
 }
 
+// A host has many volumes, and each of their legs is asked whether it answers.
+func TestAHostLooksAtAVolumeFiveTimesASecondWhateverItsLegsAnswer(t *testing.T) {
+	for stripes := range 3 {
+		in(t, stripes+1, 2, func(w *world) {
+			looks := func() int {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.looks
+			}
+			before := looks()
+			time.Sleep(10 * time.Second)
+			if n := looks() - before; n < 45 || n > 60 {
+				t.Errorf("%d columns: %d looks in 10 s, want about 50", stripes+1, n)
+			}
+		})
+	}
+}
+
 func TestSilentLegIsRecordedThenReleasedThenDropped(t *testing.T) {
 	in(t, 2, 2, func(w *world) {
 		w.stuck = true
@@ -216,7 +234,7 @@ func TestAPathMovesToAnotherNetwork(t *testing.T) {
 		betweenRails(t, true, func(w *world, at, other string) {
 			time.Sleep(time.Duration(when) * 110 * time.Millisecond)
 			w.cutAt(at, true)
-			time.Sleep(900 * time.Millisecond)
+			time.Sleep(600 * time.Millisecond)
 			w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
 			w.cutAt(at, false)
 			time.Sleep(8 * time.Second)

@@ -122,13 +122,13 @@ func besideRails(t *testing.T, f func(w *world, a *agentsBeside, at, other strin
 func TestAPathToTheKernelsTargetMovesOnceTheAgentBesideItHasEndedTheOldController(t *testing.T) {
 	besideRails(t, func(w *world, _ *agentsBeside, at, other string) {
 		w.cutAt(at, true)
-		time.Sleep(900 * time.Millisecond)
+		time.Sleep(600 * time.Millisecond)
 		w.expect("loss of a network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+other, "disconnect t1 at "+at)
 		w.cutAt(at, false)
 		time.Sleep(time.Minute)
 		w.expect("the network is well again, and the path stays")
 		w.cutAt(other, true)
-		time.Sleep(900 * time.Millisecond)
+		time.Sleep(600 * time.Millisecond)
 		w.expect("loss of the other network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+at, "disconnect t1 at "+other)
 		if p := w.attachment(); p.GetPhase() != serving {
 			t.Errorf("after all that it is %v", p)

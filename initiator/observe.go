@@ -404,7 +404,7 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 func (k *kernelKeeper) probe(s *seen) {
 	for leg, seen := range s.legs {
 		p := k.pulses[leg]
-		if !seen.fit || !p.Due(s.Now, k.agent.cfg.Probe) {
+		if !seen.fit || !p.Due(s.Now, k.probeInterval(seen.nqn)) {
 			continue
 		}
 		p.Probe(s.Now, s.Clock)
@@ -415,16 +415,25 @@ func (k *kernelKeeper) probe(s *seen) {
 		go func() {
 			err := k.kernel.host.Probe(head, k.agent.cfg.IOTimeout)
 			close(answered)
-			k.Tell(func() {
-				p.Answered(err)
+			k.Mention(func() bool {
 				for _, c := range addresses {
 					if err == nil {
 						k.path.answers(c.Address)
 					}
 				}
+				return p.Answered(err)
 			})
 		}()
 	}
+}
+
+// probeInterval is how often the legs of a subsystem are probed: at each look if their path can move to another
+// portal, which takes no longer than to notice that it has to.
+func (k *kernelKeeper) probeInterval(n block.NQN) time.Duration {
+	if slices.ContainsFunc(k.links, func(l volume.Link) bool { return l.NQN == n && len(l.Portals) > 1 }) {
+		return min(k.agent.cfg.Probe, keeper.LookInterval*3/4)
+	}
+	return k.agent.cfg.Probe
 }
 
 // While a probe is not answered, the keeper looks this often, for so long: a path that has fallen silent

@@ -65,6 +65,7 @@ type world struct {
 	wait    chan struct{} // closed and replaced at each dm event
 	stuck   bool          // suspends wait for silent legs
 	retries bool          // commands are repeated as often as can be
+	looks   int           // calls of Controllers
 
 	epoch      uint64
 	wanted     *pb.InitiatorWanted
@@ -304,6 +305,7 @@ func (w *world) freeze(d time.Duration) {
 
 func (w *world) Controllers(of func(block.NQN) bool) ([]fabrics.Controller, error) {
 	w.mu.Lock()
+	w.looks++
 	still := w.still
 	w.mu.Unlock()
 	if still != nil {

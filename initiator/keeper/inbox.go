@@ -36,7 +36,7 @@ type Message struct {
 // goroutine, except Drain and End, which only the keeper calls.
 type Inbox struct {
 	wake   chan struct{}
-	events chan func()
+	events chan func() (news bool)
 	ended  chan struct{}
 
 	mu   sync.Mutex
@@ -45,7 +45,7 @@ type Inbox struct {
 
 // NewInbox makes an empty Inbox.
 func NewInbox() *Inbox {
-	return &Inbox{wake: make(chan struct{}, 1), events: make(chan func(), 16), ended: make(chan struct{})}
+	return &Inbox{wake: make(chan struct{}, 1), events: make(chan func() bool, 16), ended: make(chan struct{})}
 }
 
 // Want tells the keeper what is wanted: nil if the volume is not. If there is a problem, the
@@ -78,9 +78,14 @@ func (b *Inbox) Poke() {
 	}
 }
 
-// Tell runs event on the keeper's goroutine, and waits until there is room for it. It returns
-// false, without running event, if the keeper has ended.
+// Tell runs event on the keeper's goroutine, and waits until there is room for it. Then the keeper looks. It
+// returns false, without running event, if the keeper has ended.
 func (b *Inbox) Tell(event func()) bool {
+	return b.Mention(func() bool { event(); return true })
+}
+
+// Mention is Tell for what is often no news, in which case the keeper does not look because of it.
+func (b *Inbox) Mention(event func() (news bool)) bool {
 	select {
 	case b.events <- event:
 		return true
@@ -92,8 +97,8 @@ func (b *Inbox) Tell(event func()) bool {
 // Woken is readable when somebody wants the keeper to look.
 func (b *Inbox) Woken() <-chan struct{} { return b.wake }
 
-// Events are the functions that the keeper has to run.
-func (b *Inbox) Events() <-chan func() { return b.events }
+// Events are the functions that the keeper has to run; it looks after those that return true.
+func (b *Inbox) Events() <-chan func() (news bool) { return b.events }
 
 // Drain runs the events that have arrived.
 func (b *Inbox) Drain() {

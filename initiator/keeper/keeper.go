@@ -143,15 +143,18 @@ func (k *Keeper) Run(ctx context.Context) {
 		if k.leaving && mortal.Left() {
 			return
 		}
-		select {
-		case <-ends:
-			ends, k.leaving, deadline = nil, true, time.After(leavePatience)
-		case <-deadline:
-			return
-		case <-k.Woken():
-		case <-ticker.C:
-		case event := <-k.Events():
-			event()
+		for news := false; !news; {
+			news = true
+			select {
+			case <-ends:
+				ends, k.leaving, deadline = nil, true, time.After(leavePatience)
+			case <-deadline:
+				return
+			case <-k.Woken():
+			case <-ticker.C:
+			case event := <-k.Events():
+				news = event()
+			}
 		}
 	}
 }

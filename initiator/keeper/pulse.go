@@ -80,8 +80,10 @@ func (p *Pulse) Due(now time.Time, interval time.Duration) bool {
 // Probe notes that a probe is sent; clock is the time on the lease clock.
 func (p *Pulse) Probe(now, clock time.Time) { p.running, p.started, p.sent = true, now, clock }
 
-// Answered notes the outcome of the pending probe.
-func (p *Pulse) Answered(err error) {
+// Answered notes the outcome of the pending probe, and reports whether that is news: no answer of a leg that
+// answers is.
+func (p *Pulse) Answered(err error) (news bool) {
+	news = err != nil || !p.Met || !p.Answers || p.Looks > 0 || p.asked >= 3
 	p.running, p.Answers = false, err == nil
 	switch {
 	case err == nil:
@@ -89,6 +91,7 @@ func (p *Pulse) Answered(err error) {
 	case p.failing.IsZero():
 		p.failing = p.started
 	}
+	return news
 }
 
 // Earlier is the earlier of two times that may be zero.

@@ -39,3 +39,38 @@ func TestALegOwesAnAnswerOnlyToAHostThatHasLooked(t *testing.T) {
 		}
 	}
 }
+
+// Whoever looks at a volume at each answer of each of its legs looks many times for nothing.
+func TestTheAnswerOfALegThatAnswersIsNoNews(t *testing.T) {
+	failed := errors.New("medium error")
+	now := time.Now()
+	p := (*Pulse)(nil).Of("8:0")
+	look := func(after time.Duration) {
+		now = now.Add(after)
+		p.Look(now, true, 500*time.Millisecond)
+	}
+	for i, c := range []struct {
+		err   error
+		after time.Duration // it takes
+		news  bool
+	}{
+		{nil, 0, true}, // the first one
+		{nil, 0, false},
+		{nil, 200 * time.Millisecond, false},
+		{nil, 600 * time.Millisecond, true}, // it has been silent
+		{nil, 0, false},
+		{failed, 0, true},
+		{failed, 0, true},
+		{nil, 0, true},
+		{nil, 0, false},
+	} {
+		look(time.Second)
+		p.Probe(now, now)
+		if c.after > 0 {
+			look(c.after)
+		}
+		if news := p.Answered(c.err); news != c.news {
+			t.Errorf("answer %d: %v after %v is news: %v, want %v", i, c.err, c.after, news, c.news)
+		}
+	}
+}
