@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,6 +75,7 @@ func TestAnotherClustersWordIsLoggedOnceAnEpisode(t *testing.T) {
 				for episode := 1; episode <= 2; episode++ {
 					back := w.replace(strict)
 					time.Sleep(20 * time.Second)
+					synctest.Wait() // nobody writes to it now
 					if lines := strings.Count(out.String(), "not obeyed"); lines != episode {
 						t.Errorf("after %d episodes the log says so %d times:\n%s", episode, lines, &out)
 					}
