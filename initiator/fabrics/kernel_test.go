@@ -423,6 +423,42 @@ func TestKernelAProbeWaitsForAPathAndCanBeKilled(t *testing.T) {
 	}
 }
 
+// connecting returns a controller that has lost its connections through s, and that the kernel is connecting again: more
+// bytes than the limit do not arrive now.
+func (s *strait) connecting(t *testing.T, k *Tree, limit int64) Controller {
+	t.Helper()
+	c, err := k.Connect(t.Context(), options(testNQN, s.port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.conns.Load()
+	s.limit.Store(limit)
+	if _, err := k.DestroySockets(t.Context(), c.Portal()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the kernel connects again", func() bool { return s.holds.Load() > before })
+	return c
+}
+
+// deletion begins to delete a controller. ends waits for the end, and fails the test if that takes longer.
+func deletion(t *testing.T, k *Tree, c Controller) (ends func(within time.Duration)) {
+	began, deleted := time.Now(), make(chan error, 1)
+	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
+	return func(within time.Duration) {
+		t.Helper()
+		select {
+		case err := <-deleted:
+			t.Logf("deleted after %v: %v", time.Since(began), err)
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(within):
+			t.Errorf("not deleted after %v", within)
+			<-deleted
+		}
+	}
+}
+
 // A target is slow to answer when the kernel connects to it again, and its leg is given up. If the sockets went then,
 // the kernel would not notice, and would wait for the answer that cannot come, for a minute.
 func TestKernelADeletionWhileItConnectsEndsWithTheNextAnswer(t *testing.T) {
@@ -438,35 +474,16 @@ func TestKernelADeletionWhileItConnectsEndsWithTheNextAnswer(t *testing.T) {
 			k := onKernel(t)
 			export(t, testNQN, "35", legUUID)
 			s := newStrait(t, "127.0.0.1:4435")
-			ctrl, err := k.Connect(t.Context(), options(testNQN, s.port))
-			if err != nil {
-				t.Fatal(err)
-			}
-			before := s.conns.Load()
-			s.limit.Store(c.arrives)
-			if _, err := k.DestroySockets(t.Context(), ctrl.Portal()); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "the kernel connects again", func() bool { return s.holds.Load() > before })
+			ctrl := s.connecting(t, k, c.arrives)
 			if n, err := k.DestroyUnanswered(t.Context(), ctrl.Portal()); n != c.destroyed || err != nil {
 				t.Errorf("DestroyUnanswered = %d, %v; want %d", n, err, c.destroyed)
 			}
-			began, deleted := time.Now(), make(chan error, 1)
-			go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), ctrl) }()
+			ends := deletion(t, k, ctrl)
 			if c.answers {
 				time.Sleep(time.Second)
 				s.limit.Store(everything)
 			}
-			select {
-			case err := <-deleted:
-				t.Logf("deleted after %v: %v", time.Since(began), err)
-				if err != nil {
-					t.Error(err)
-				}
-			case <-time.After(15 * time.Second):
-				t.Error("not deleted after 15 s")
-				<-deleted
-			}
+			ends(15 * time.Second)
 		})
 	}
 }
@@ -496,33 +513,14 @@ func TestKernelADeletionWhileItConnectsEndsWhenTheTargetEndsTheController(t *tes
 		t.Fatal(err)
 	}
 	s := newStrait(t, l.Addr().String())
-	ctrl, err := k.Connect(t.Context(), options(testNQN, s.port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := s.conns.Load()
-	s.limit.Store(128 + 72 + 1024) // ICReq and Connect with its data: what comes next is held
-	if _, err := k.DestroySockets(t.Context(), ctrl.Portal()); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the kernel connects again", func() bool { return s.holds.Load() > before })
-	began, deleted := time.Now(), make(chan error, 1)
-	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), ctrl) }()
+	ctrl := s.connecting(t, k, 128+72+1024) // ICReq and Connect with its data: what comes next is held
+	ends := deletion(t, k, ctrl)
 	time.Sleep(100 * time.Millisecond)
 	if err := sub.SetHosts(nil, false); err != nil {
 		t.Fatal(err)
 	}
 	s.limit.Store(everything)
-	select {
-	case err := <-deleted:
-		t.Logf("deleted after %v: %v", time.Since(began), err)
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(15 * time.Second):
-		t.Error("not deleted after 15 s")
-		<-deleted
-	}
+	ends(15 * time.Second)
 }
 
 // A target that dies while a controller is being deleted: the kernel has asked it, and would wait for
@@ -547,20 +545,10 @@ func TestKernelADeletionGoesOnOnceTheSocketsOfASilentTargetAreGone(t *testing.T)
 	freeze()
 	go k.Probe(n.Head, 10*time.Second) //nolint:errcheck // it fails when the controller goes
 	time.Sleep(time.Second)            // on a busy machine it takes a while until the kernel has the command
-	began, deleted := time.Now(), make(chan error, 1)
-	go func() { deleted <- k.Disconnect(context.WithoutCancel(t.Context()), c) }()
+	ends := deletion(t, k, c)
 	time.Sleep(time.Second)
 	if _, err := k.DestroySockets(t.Context(), c.Portal()); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case err := <-deleted:
-		t.Logf("deleted after %v: %v", time.Since(began), err)
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(25 * time.Second):
-		t.Error("not deleted after 25 s")
-		<-deleted
-	}
+	ends(25 * time.Second)
 }

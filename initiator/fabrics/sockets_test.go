@@ -22,9 +22,7 @@ func TestDestroyedSocketsFailAndOthersGoOn(t *testing.T) {
 	meant, other := listen(t), listen(t)
 	a, _ := connect(t, meant)
 	b, _ := connect(t, other)
-	port := netip.MustParseAddrPort(meant.Addr().String()).Port()
-
-	n, err := New("/sys", "/dev").DestroySockets(t.Context(), block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: port})
+	n, err := New("/sys", "/dev").DestroySockets(t.Context(), portalOf(meant))
 	skipUnlessDestroyed(t, err)
 	if n != 1 || err != nil {
 		t.Fatalf("DestroySockets = %d, %v; want 1, nil", n, err)
@@ -48,8 +46,7 @@ func TestConnectionsWithoutAnAnswerAreDestroyedAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	silent, _ := connect(t, l)
-	port := netip.MustParseAddrPort(l.Addr().String()).Port()
-	n, err := New("/sys", "/dev").DestroyUnanswered(t.Context(), block.Portal{Transport: block.TCP, Address: "127.0.0.1", Port: port})
+	n, err := New("/sys", "/dev").DestroyUnanswered(t.Context(), portalOf(l))
 	skipUnlessDestroyed(t, err)
 	if n != 1 || err != nil {
 		t.Fatalf("DestroyUnanswered = %d, %v; want 1, nil", n, err)
@@ -123,6 +120,11 @@ func listen(t *testing.T) net.Listener {
 	}
 	t.Cleanup(func() { l.Close() })
 	return l
+}
+
+func portalOf(l net.Listener) block.Portal {
+	at := netip.MustParseAddrPort(l.Addr().String())
+	return block.Portal{Transport: block.TCP, Address: at.Addr().String(), Port: at.Port()}
 }
 
 // connect returns both ends of a connection to l.

@@ -46,7 +46,6 @@ type association struct {
 	timer    *beat.Ticker
 	quiet    time.Duration // since the last arrival
 	passing  bool          // to another process: nothing changes any more, see Target.Pass
-	settled  bool          // the host has asked for events, as it does when it has connected all, and not shut it down
 	events   events
 	features features
 }
@@ -149,7 +148,7 @@ func (a *association) kill(why error) {
 		a.timer.Stop()
 	}
 	for _, c := range a.queues {
-		if a.settled || a.sub.discovery || errors.Is(why, errSilent) || errors.Is(why, errPassing) {
+		if a.settledLocked() || a.sub.discovery || errors.Is(why, errSilent) || errors.Is(why, errPassing) {
 			c.close()
 		} else {
 			c.dismiss()
@@ -158,6 +157,12 @@ func (a *association) kill(why error) {
 	a.sub.t.log.Info("controller ends", "subsystem", a.sub.cfg.NQN, "cntlid", a.id, "host", a.host.NQN, "address", a.address, "reason", why)
 	a.sub.t.burials.Add(1)
 	go a.bury()
+}
+
+// settledLocked reports whether the host has asked for events, as it does when it has connected all. A reset and a
+// shutdown end that.
+func (a *association) settledLocked() bool {
+	return a.features.events != 0 || len(a.events.requests) > 0
 }
 
 // withdrawn reports whether this end has ended the association, though its host was not silent.

@@ -82,7 +82,7 @@ func (a *association) takeEventRequest(r *request) {
 		r.finish(nvmetcp.AsyncEventLimitExceeded | dnr)
 		return
 	}
-	a.events.requests, a.settled = append(a.events.requests, r), true
+	a.events.requests = append(a.events.requests, r)
 	a.tellLocked()
 }
 

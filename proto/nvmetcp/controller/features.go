@@ -166,7 +166,7 @@ func (a *association) setFeatureLocked(r *request, f nvmetcp.FeatureAccess) nvme
 		if f.Value&^(a.sub.supportedEvents()|0xff) != 0 {
 			return nvmetcp.InvalidField | dnr
 		}
-		a.features.events, a.settled = f.Value, true
+		a.features.events = f.Value
 	case nvmetcp.FeatureReservationMask:
 		return a.maskReservationsLocked(f)
 	case nvmetcp.FeatureVolatileWriteCache:

@@ -446,7 +446,6 @@ func (a *association) restore(x Passed) {
 	}
 	copy(f.behavior[:], x.Behavior)
 	f.events, ev.changed = x.Events, x.Changed
-	a.settled = x.Events != 0 || len(x.Requests) > 0
 	for _, e := range x.Masked {
 		if event(e) < eventKinds {
 			ev.masked[e] = true

@@ -81,7 +81,6 @@ func (a *association) configure(value uint32) {
 	if want.Shutdown != shutdownNone && was.Shutdown == shutdownNone {
 		a.csts.Shutdown = shutdownComplete
 		a.resetLocked()
-		a.settled = false
 	}
 	a.enabled.Store(want.Enable && a.csts.Ready && a.csts.Shutdown == shutdownNone)
 }
