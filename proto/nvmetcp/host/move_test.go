@@ -153,6 +153,11 @@ func TestAMoveHasTheOldControllerEndedElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.Move(second)
+		for end := time.Now().Add(patience); c.Session() != 2; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("session %d long after a move, want 2", c.Session())
+			}
+		}
 		if err := outcome(t, startWrite(space(t, c, uuidA), noise(4096, 2), 0)); err != nil {
 			t.Fatal(err)
 		}
