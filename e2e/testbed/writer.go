@@ -37,14 +37,14 @@ type Writer struct {
 
 // Write starts writing to a device on a client: to its first span MiB, at rate writes per
 // second (0: as fast as possible). next is the first sequence number: 1, or the Next of an
-// earlier writer.
+// earlier writer, which wrote the blocks in another order.
 func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint64) *Writer {
 	ctx, cancel := context.WithCancel(b.T.Context())
 	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1)}
 	go func() {
 		w.done <- client.Do(ctx, vm.Command{
 			Argv: []string{"workload", "write", "-device", device, "-span", fmt.Sprintf("%dMiB", span),
-				"-depth", "8", "-rate", fmt.Sprint(rate), "-first", fmt.Sprint(next)},
+				"-depth", "8", "-rate", fmt.Sprint(rate), "-first", fmt.Sprint(next), "-seed", fmt.Sprint(next)},
 			Stdout: w,
 		})
 	}()
