@@ -194,18 +194,6 @@ func (d logDirectory) Create(name string) (wal.File, error) {
 	return f, nil
 }
 
-func (d logDirectory) Append(name string) (wal.File, error) {
-	disk, err := d.disk.Append(name)
-	if err != nil {
-		return nil, err
-	}
-	file, err := d.Directory.Append(name)
-	if err != nil {
-		return nil, err
-	}
-	return &walFile{file, d.medium, disk}, nil
-}
-
 func (d logDirectory) Rename(from, to string) error {
 	return d.both(func() error { return d.disk.Rename(from, to) }, func() error { return d.Directory.Rename(from, to) })
 }
@@ -241,10 +229,6 @@ func (f *walFile) Write(p []byte) (n int, err error) {
 		return err
 	})
 	return n, err
-}
-
-func (f *walFile) Truncate(size int64) error {
-	return f.both(func() error { return f.disk.Truncate(size) }, func() error { return f.File.Truncate(size) })
 }
 
 func (f *walFile) Sync() error {

@@ -42,11 +42,8 @@ func Salvage(dir string, log *slog.Logger) (s Survivor, err error) {
 	if err := opened.Close(); err != nil {
 		return s, err
 	}
-	kept, state, err := wal.Open(directory)
+	_, state, err := wal.Look(directory)
 	if err != nil {
-		return s, err
-	}
-	if err := kept.Close(); err != nil {
 		return s, err
 	}
 	s.Records, err = withLog(replica, state)

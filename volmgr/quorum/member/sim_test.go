@@ -126,6 +126,7 @@ func (s *store) afterCut(random *rand.Rand) *store {
 type machine struct {
 	id     quorum.ID
 	disk   *waltest.Disk
+	killed bool // when CutAt comes
 	store  *store
 	member *Member // nil while it is down
 	until  int     // time at which it starts again, or goes on
@@ -289,13 +290,19 @@ func (w *world) applies(index, number uint64) {
 	w.applied[index], p.index = number, index
 }
 
-// crash cuts a machine's power.
+// crash cuts a machine's power, or ends its process alone if that was to be killed: then nothing is
+// lost that was written, and nothing becomes durable either.
 func (w *world) crash(m *machine) {
 	w.counts["crashes"]++
 	delete(w.byTicket, m.member)
 	delete(w.reads, m.member)
 	m.member, m.paused = nil, false
-	m.disk, m.store = m.disk.AfterCut(w.random), m.store.afterCut(w.random)
+	if m.killed {
+		w.counts["kills"]++
+		m.disk.CutAt, m.killed = 0, false
+	} else {
+		m.disk, m.store = m.disk.AfterCut(w.random), m.store.afterCut(w.random)
+	}
 	m.until = w.now + 5 + w.random.IntN(60)
 }
 
@@ -482,9 +489,10 @@ func (w *world) arrive(f flight) {
 func (w *world) disturb() {
 	m := w.machines[w.random.IntN(len(w.machines))]
 	switch w.random.IntN(60) {
-	case 0: // the power is cut in the middle of one of the next writes
+	case 0: // the power is cut in the middle of one of the next writes, or the process is killed there
 		if m.member != nil {
 			m.disk.CutAt = m.disk.Ops() + 1 + w.random.IntN(8)
+			m.killed = w.random.IntN(2) == 0
 		}
 	case 1:
 		other := w.machines[w.random.IntN(len(w.machines))]

@@ -19,8 +19,6 @@ type Directory interface {
 	Read(name string) ([]byte, error)
 	// Create creates an empty file, in place of one that is there.
 	Create(name string) (File, error)
-	// Append opens a file whose writes are appended.
-	Append(name string) (File, error)
 	Rename(from, to string) error
 	Remove(name string) error
 	Sync() error
@@ -29,7 +27,6 @@ type Directory interface {
 // File is an open file.
 type File interface {
 	Write([]byte) (int, error)
-	Truncate(size int64) error
 	Sync() error
 	Close() error
 }
@@ -64,18 +61,9 @@ func (d InDirectory) Create(name string) (File, error) {
 	} else if !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	return open(os.OpenFile(d.path(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600))
-}
-
-// Append is part of Directory.
-func (d InDirectory) Append(name string) (File, error) {
-	return open(os.OpenFile(d.path(name), os.O_WRONLY|os.O_APPEND, 0))
-}
-
-// open keeps a nil *os.File out of the interface.
-func open(f *os.File, err error) (File, error) {
+	f, err := os.OpenFile(d.path(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, err // not a nil *os.File in the interface
 	}
 	return f, nil
 }

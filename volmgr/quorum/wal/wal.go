@@ -15,11 +15,15 @@
 //	payload  hard state | base, in the first frame only | entries
 //
 // The checksums of the frames begin with that of the header, so that frames of another file
-// are never taken for those of this one. A frame is written only after the one before it is
-// durable. Therefore a bad frame at the end is a Save that a crash cut short: Open drops it.
-// A bad frame with a good one behind it was durable once: the drive has damaged it, and Open
-// refuses the log with ErrDamaged. If the very last frame is damaged, the two cannot be told
-// apart; the quorum finds out when the leader knows of an entry that the member lacks.
+// are never taken for those of this one. A frame is written only after all before it are
+// durable: Save waits for its fsync, and Open writes what it has read into the next file. A
+// process before it may have ended between a write and its fsync, or because of an fsync that
+// failed; then what was read is in the page cache alone, and a later fsync would not write it.
+//
+// Therefore a bad frame at the end is a Save that a crash cut short: Open drops it. A bad frame
+// with a good one behind it was durable once: the drive has damaged it, and Open refuses the
+// log with ErrDamaged. If the very last frame is damaged, the two cannot be told apart; the
+// quorum finds out when the leader knows of an entry that the member lacks.
 //
 // After an error of Save or Rewrite the log refuses everything: an fsync that failed once may
 // succeed later without having written anything.
@@ -169,18 +173,16 @@ func Create(dir Directory, owner Owner, s State) (*Log, error) {
 	return l, nil
 }
 
-// Open opens the log in dir and returns what it holds. It returns ErrNoLog if there is none,
-// and ErrDamaged if the log has lost what was durable.
+// Open opens the log in dir and returns what it holds, of which all is durable then. It returns
+// ErrNoLog if there is none, and ErrDamaged if the log has lost what was durable.
 func Open(dir Directory) (*Log, State, error) {
-	read, number, length, err := load(dir)
+	read, number, err := load(dir)
 	if err != nil {
 		return nil, State{}, fmt.Errorf("open log: %w", err)
 	}
-	l := &Log{dir: dir, owner: read.owner, number: number, seed: read.seed, sequence: read.sequence, size: read.end}
-	l.keepBounds(read.state)
-	name := nameOf(number, whole)
-	if err := l.reopen(name, length > read.end); err != nil {
-		return nil, State{}, fmt.Errorf("open log: %s: %w", name, err)
+	l := &Log{dir: dir, owner: read.owner, number: number}
+	if err := l.Rewrite(read.state); err != nil {
+		return nil, State{}, fmt.Errorf("open log: %w", err)
 	}
 	return l, read.state, nil
 }
@@ -188,43 +190,27 @@ func Open(dir Directory) (*Log, State, error) {
 // Look returns whose log is in dir and what it holds, and changes nothing: a process that runs may
 // have it open.
 func Look(dir Directory) (Owner, State, error) {
-	read, _, _, err := load(dir)
+	read, _, err := load(dir)
 	if err != nil {
 		return Owner{}, State{}, fmt.Errorf("look at log: %w", err)
 	}
 	return read.owner, read.state, nil
 }
 
-// load reads the newest file in dir, and returns its number and length.
-func load(dir Directory) (read contents, number uint64, length int64, err error) {
+// load reads the newest file in dir, and returns its number.
+func load(dir Directory) (read contents, number uint64, err error) {
 	if number, err = newest(dir); err != nil {
-		return read, 0, 0, err
+		return read, 0, err
 	}
 	name := nameOf(number, whole)
 	data, err := dir.Read(name)
 	if err != nil {
-		return read, 0, 0, err
+		return read, 0, err
 	}
 	if read, err = parse(data, number); err != nil {
-		return read, 0, 0, fmt.Errorf("%s: %w", name, err)
+		return read, 0, fmt.Errorf("%s: %w", name, err)
 	}
-	return read, number, int64(len(data)), nil
-}
-
-// reopen opens the file for appending, cuts a torn end off, and removes other files.
-func (l *Log) reopen(name string, torn bool) (err error) {
-	if l.file, err = l.dir.Append(name); err != nil {
-		return err
-	}
-	if torn {
-		if err := errors.Join(l.file.Truncate(l.size), l.file.Sync()); err != nil {
-			return errors.Join(fmt.Errorf("cut the torn end off: %w", err), l.file.Close())
-		}
-	}
-	if err := l.removeOthers(); err != nil {
-		return errors.Join(err, l.file.Close())
-	}
-	return nil
+	return read, number, nil
 }
 
 // removeOthers removes the files that a crash has left, and the one before this.

@@ -2,7 +2,8 @@
 
 // Package waltest is a disk in memory for tests of the log. It forgets what was not synced:
 // a cut leaves, of each file, what was synced and any part of what was written since, and of
-// the names any prefix of the changes since the directory was synced.
+// the names any prefix of the changes since the directory was synced. Reads see what was
+// written in any case, as from a page cache.
 package waltest
 
 import (
@@ -31,13 +32,25 @@ type Disk struct {
 	// CutAt is the operation, counted from 1 over those that change anything, in the middle of
 	// which the power is cut; 0 means none.
 	CutAt int
-	// FailSync makes every Sync of a file fail, as a drive does that cannot write.
+	// FailSync makes every Sync of a file fail, as a drive does that cannot write. What was to be
+	// synced is not written by a later Sync either, as on Linux.
 	FailSync bool
 }
 
 type inode struct {
-	data   []byte
-	synced []byte
+	data   []byte   // as a reader finds it
+	synced []byte   // as the drive has it
+	dirty  int      // where what the next Sync writes begins
+	lost   [][2]int // from, to: what a Sync has failed to write
+}
+
+// written is what the drive has if all is written that ever will be.
+func (f *inode) written() []byte {
+	data := slices.Clone(f.data)
+	for _, l := range f.lost {
+		clear(data[l[0]:l[1]])
+	}
+	return data
 }
 
 // New returns an empty disk.
@@ -66,7 +79,7 @@ func (d *Disk) AfterCut(random *rand.Rand) *Disk {
 		file := names[name]
 		if found[file] == nil {
 			data := file.remains(random)
-			found[file] = &inode{data: data, synced: slices.Clone(data)}
+			found[file] = durable(data)
 		}
 		after.files[name] = found[file]
 	}
@@ -74,17 +87,16 @@ func (d *Disk) AfterCut(random *rand.Rand) *Disk {
 	return after
 }
 
-// remains is what is left of a file: what was synced and still belongs to it, and of what was
-// written since nothing, all, or some blocks, the others being zeroes.
+// durable is a file of which all was synced.
+func durable(data []byte) *inode {
+	return &inode{data: slices.Clone(data), synced: slices.Clone(data), dirty: len(data)}
+}
+
+// remains is what is left of a file: what was synced, and of what was written since nothing, all,
+// or some blocks, the others being zeroes.
 func (f *inode) remains(random *rand.Rand) []byte {
-	if random.IntN(4) == 0 && len(f.data) <= len(f.synced) { // a truncation that is not durable
-		return slices.Clone(f.synced)
-	}
-	same := 0
-	for same < min(len(f.data), len(f.synced)) && f.data[same] == f.synced[same] {
-		same++
-	}
-	data := slices.Clone(f.data[:same+random.IntN(len(f.data)-same+1)])
+	written, same := f.written(), len(f.synced)
+	data := written[:same+random.IntN(len(written)-same+1)]
 	const sector = 16 // small, so that short frames are torn too
 	for at := same; at < len(data); at += sector {
 		if random.IntN(3) == 0 {
@@ -105,7 +117,7 @@ func (d *Disk) Copy() *Disk {
 
 // Put places a durable file.
 func (d *Disk) Put(name string, data []byte) {
-	d.files[name] = &inode{data: slices.Clone(data), synced: slices.Clone(data)}
+	d.files[name] = durable(data)
 	d.names = []map[string]*inode{maps.Clone(d.files)}
 }
 
@@ -138,15 +150,6 @@ func (d *Disk) Create(name string) (wal.File, error) {
 	f := &inode{}
 	d.files[name] = f
 	d.changed()
-	return &handle{d, f}, nil
-}
-
-// Append is part of wal.Directory.
-func (d *Disk) Append(name string) (wal.File, error) {
-	f, err := d.find(name)
-	if err != nil {
-		return nil, err
-	}
 	return &handle{d, f}, nil
 }
 
@@ -198,22 +201,17 @@ func (h *handle) Write(p []byte) (int, error) {
 	return len(p), cut
 }
 
-func (h *handle) Truncate(size int64) error {
-	if err := h.disk.begin(); err != nil {
-		return err
-	}
-	h.file.data = slices.Clone(h.file.data[:size])
-	return nil
-}
-
 func (h *handle) Sync() error {
 	if err := h.disk.begin(); err != nil {
 		return err
 	}
+	f := h.file
 	if h.disk.FailSync {
+		f.lost = append(f.lost, [2]int{f.dirty, len(f.data)})
+		f.dirty = len(f.data)
 		return ErrFailed
 	}
-	h.file.synced = slices.Clone(h.file.data)
+	f.synced, f.dirty = f.written(), len(f.data)
 	return nil
 }
 
