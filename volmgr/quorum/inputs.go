@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -126,9 +127,20 @@ func (a AddLearner) step(n *Node) error {
 		n.answer(a.Ticket, err)
 		return nil
 	}
+	// Changes follow one another, so of two at once with one address or name the second is refused here.
+	if i := slices.IndexFunc(n.applied.Members, a.like); i >= 0 {
+		have := n.applied.Members[i]
+		n.answer(a.Ticket, fmt.Errorf("%w: member %v is there already, at %s %s", ErrRefused, have.ID, have.Address, have.Name))
+		return nil
+	}
 	m := a.Member
 	m.Voter = false
 	return n.proposeChange(a.Ticket, raftpb.ConfChangeAddLearnerNode, m)
+}
+
+// like reports whether a member has the address or the name of the one to be added.
+func (a AddLearner) like(have Member) bool {
+	return have.Address == a.Member.Address || a.Member.Name != "" && have.Name == a.Member.Name
 }
 
 // nearEnough is how many entries a learner may lack when it gets its vote.
