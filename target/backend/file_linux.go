@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"unsafe"
 
@@ -131,8 +130,8 @@ func (f *File) queueFile(name string) string {
 		return ""
 	}
 	dir := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-	for _, up := range []string{"queue", "../queue"} {
-		if text, err := os.ReadFile(filepath.Join(dir, up, name)); err == nil {
+	for _, up := range []string{"/queue/", "/../queue/"} { // dir is a link: not for filepath.Join, which takes ".." out by itself
+		if text, err := os.ReadFile(dir + up + name); err == nil {
 			return strings.TrimSpace(string(text))
 		}
 	}

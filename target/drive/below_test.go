@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"weft.dev/weft/proto/block"
 )
 
 // loop makes a loop device over a file of the given name.
@@ -87,5 +89,20 @@ func TestADeviceOverAFileOrADiskOfThisMachineIsListed(t *testing.T) {
 	m.link("/srv/image", "image")
 	if m.scan()["/dev/loop1"] != nil {
 		t.Error("a loop device over a link is listed: the kernel tells no links, so its file is another one")
+	}
+}
+
+// The disk of a partition has the number: /sys/dev/block holds links.
+func TestAPartitionAppearsWithItsDisk(t *testing.T) {
+	m := newMachine(t)
+	m.disk("sda", "virtual", map[string]string{"diskseq": "41"})
+	m.files("sys/block/sda/sda2", map[string]string{"partition": "2"})
+	for number, at := range map[string]string{"8:0": "sda", "8:2": "sda/sda2"} {
+		m.link("../../block/"+at, "sys/dev/block/"+number)
+	}
+	for minor, want := range map[uint32]string{0: "41", 2: "41", 3: ""} {
+		if got := Sequence(m.root, block.DeviceNumber{Major: 8, Minor: minor}); got != want {
+			t.Errorf("the device 8:%d appeared as %q, want %q", minor, got, want)
+		}
 	}
 }

@@ -35,8 +35,10 @@ func (s sysfs) path(elements ...string) string {
 
 // text returns the content of a small file, without surrounding blanks; empty if the file cannot be
 // read: attributes differ between drivers and kernels.
-func (s sysfs) text(elements ...string) string {
-	b, err := os.ReadFile(s.path(elements...))
+func (s sysfs) text(elements ...string) string { return readText(s.path(elements...)) }
+
+func readText(path string) string {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return ""
 	}
@@ -101,11 +103,15 @@ func (s sysfs) skip(name string, mounts []mountPoint) bool {
 // Sequence is a number that the kernel gives to each disk that appears, also when it replaces
 // another one (Linux 5.15); empty if the kernel has none.
 func Sequence(root string, n block.DeviceNumber) string {
-	s, dir := sysfs(root), fmt.Sprintf("sys/dev/block/%v", n)
-	if seq := s.text(dir, "diskseq"); seq != "" {
+	s := sysfs(root)
+	dir, err := filepath.EvalSymlinks(s.path(fmt.Sprintf("sys/dev/block/%v", n)))
+	if err != nil {
+		return ""
+	}
+	if seq := readText(filepath.Join(dir, "diskseq")); seq != "" {
 		return seq
 	}
-	return s.text(dir, "../diskseq") // a partition's disk
+	return readText(filepath.Join(filepath.Dir(dir), "diskseq")) // a partition's disk
 }
 
 func (s sysfs) size(dir string) block.Size {

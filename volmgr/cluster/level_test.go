@@ -175,7 +175,7 @@ func TestWhoHasJoinedWaitsForTheLevelOfAuthorities(t *testing.T) {
 	apply(t, s, store, TargetLost{Node: "n1", Session: 1})
 	apply(t, s, store, RemoveNode{Node: "n1"})
 	t1 := trust.Subject{Name: "t1", Role: "target"}
-	for _, in := range []Input{JoinVouched{t1}, RenewCertificate{Subject: t1}, RevokeAccess{t1}} {
+	for _, in := range []Input{JoinVouched{t1}, RenewCertificate{Subject: t1}, RevokeAccess{Subject: t1}} {
 		if _, err := s.Step(t0, in); !errors.Is(err, errNoAuthority) {
 			t.Errorf("%T at level 1: %v", in, err)
 		}
@@ -185,7 +185,7 @@ func TestWhoHasJoinedWaitsForTheLevelOfAuthorities(t *testing.T) {
 	}
 	apply(t, s, store, AddAuthority{Hash: "a", First: true, Seed: testSeed(1)})
 	apply(t, s, store, JoinVouched{t1})
-	apply(t, s, store, RevokeAccess{trust.Subject{Name: "t1"}})
+	apply(t, s, store, RevokeAccess{Subject: trust.Subject{Name: "t1"}})
 	if s = loadStore(t, store); s.Level() != 2 || kindsIn(store) != "aeilmps" {
 		t.Errorf("level %d, with records of the kinds %s", s.Level(), kindsIn(store))
 	}

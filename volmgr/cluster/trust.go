@@ -183,14 +183,21 @@ func (t *tx) holder(of trust.Subject) trust.Holder {
 
 // RevokeAccess revokes the certificates and tokens of a name: in one role, or, if Subject has
 // none, in all but that of a manager. A manager has the authority's key, so it is removed, and the
-// authority rotated. Result: []trust.Holder.
-type RevokeAccess struct{ Subject trust.Subject }
+// authority rotated; only one that is no member of the quorum is shut out so. Result: []trust.Holder.
+type RevokeAccess struct {
+	Subject  trust.Subject
+	NoMember bool // of the quorum
+}
 
 func (in RevokeAccess) apply(t *tx) (view, error) {
 	if trust.Signer(t.s.Authorities()) == nil {
 		return nil, errNoAuthority
 	}
 	if !in.Subject.Person && in.Subject.Role == trust.ManagerRole {
+		if in.NoMember {
+			revoked := []trust.Holder{t.shutOutManager(in.Subject)}
+			return func(*State) any { return revoked }, nil
+		}
 		return nil, &Error{Kind: FailedPrecondition, Text: fmt.Sprintf("%v: a manager has the authority's key, so its certificates cannot be revoked", in.Subject),
 			Hint: "remove it with `weft volmgr remove`, and rotate the authority with `weft ca rotate`"}
 	}
@@ -446,13 +453,13 @@ func (in ManagersChange) apply(t *tx) (view, error) {
 }
 
 // shutOutManager revokes the certificates of a manager, and drops its tokens.
-func (t *tx) shutOutManager(of trust.Subject) {
+func (t *tx) shutOutManager(of trust.Subject) trust.Holder {
 	for _, id := range slices.Sorted(maps.Keys(t.s.tokens)) {
 		if t.s.tokens[id].Subject == of {
 			t.tokens.drop(id)
 		}
 	}
-	t.revokeOne(of)
+	return t.revokeOne(of)
 }
 
 // LetIn reports whether a node may become a manager: whoever has the authority's key can sign a
