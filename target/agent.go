@@ -314,7 +314,7 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 // serve runs the agent in one data path.
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
-	defer drives.closeAll()
+	defer func() { drives.closeAll(endsWithin(ctx)) }()
 	found := discovery.New(a.config.discovery(a.takeDiscovery(), a.log))
 	defer func() { a.close(ctx, drives, found) }()
 	g, ctx := errgroup.WithContext(ctx)
@@ -330,15 +330,21 @@ func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	return g.Wait()
 }
 
+// endsWithin is how long the end of exports, or of drives, is awaited. serving is the context that has ended.
+func endsWithin(serving context.Context) time.Duration {
+	if handsOver(serving) {
+		return handOverFor
+	}
+	return closeFor
+}
+
 // close ends the exports and discovery. serving is the context that has ended.
 func (a *Agent) close(serving context.Context, drives *openDrives, found *discovery.Controller) {
-	limit := closeFor
 	if handsOver(serving) {
-		limit = handOverFor
 		a.leave(drives, found)
 	}
 	found.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), endsWithin(serving))
 	defer cancel()
 	if err := a.kernel.close(ctx); err != nil {
 		a.log.Error("exports not closed; their drives stay locked until this process ends", "err", err)

@@ -434,6 +434,48 @@ func TestALegIsNotGoneWhileItsDriveIsBeingWritten(t *testing.T) {
 	})
 }
 
+// The write ends between the look at the labels and the plan, which then sees neither it nor the record.
+func TestALegIsNotGoneWhoseRecordHasJustBeenWritten(t *testing.T) {
+	at(t, func(t *testing.T, w *world) {
+		w.run()
+		w.manager.set(want().drive(1).TargetWanted)
+		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+		m, err := w.medium("/dev/d1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		hang := make(chan struct{})
+		m.set(func() { m.hang = hang })
+		wish := want().drive(1).leg(1, 1, 1, 0)
+		w.manager.set(wish.TargetWanted)
+		time.Sleep(hungAfter + time.Second) // carving it hangs
+		gone := proto.CloneOf(wish.TargetWanted)
+		gone.Legs[0].Remove = true
+		w.mu.Lock()
+		w.looking = func() {
+			m.set(func() { m.hang = nil })
+			close(hang)
+			time.Sleep(100 * time.Millisecond)
+			if w.record(legID(1).String()) == nil {
+				t.Error("the record was not written meanwhile")
+			}
+			w.mu.Lock()
+			w.looking = func() { time.Sleep(time.Second) } // so that the manager hears what follows from it
+			w.mu.Unlock()
+		}
+		w.mu.Unlock()
+		w.manager.mu.Lock()
+		w.manager.hears = func(r *pb.TargetReport) {
+			if r.GetGeneration() == 3 && legReport(r, 1) == nil && w.record(legID(1).String()) != nil {
+				t.Errorf("the report says that the leg is gone, and its record is there: %v", r)
+			}
+		}
+		w.manager.mu.Unlock()
+		w.manager.set(gone)
+		w.until("gone", func(r *pb.TargetReport) bool { return legReport(r, 1) == nil && w.record(legID(1).String()) == nil })
+	})
+}
+
 func TestALegThatIsNotListedStays(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
 		w.run()

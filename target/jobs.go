@@ -137,6 +137,17 @@ func (j *jobs) under(key string) bool {
 	return j.running[key] != nil
 }
 
+// keys are those of the jobs that are running.
+func (j *jobs) keys() map[string]bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	keys := map[string]bool{}
+	for key := range j.running {
+		keys[key] = true
+	}
+	return keys
+}
+
 // hung returns the order that has kept a key busy for longer than after, and since when.
 func (j *jobs) hung(key string, after time.Duration) (o order, since time.Time, hung bool) {
 	j.mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -407,13 +408,28 @@ func (o *openDrives) replaced(device string, id block.DriveID) {
 	}
 }
 
-func (o *openDrives) closeAll() {
+// closeAll closes all drives side by side, since each flushes what its drive has in its cache. One that takes
+// longer than limit stays locked until this process ends.
+func (o *openDrives) closeAll(limit time.Duration) {
 	o.mu.Lock()
 	drives := o.drives
 	o.drives, o.closed = map[block.DriveID]*openDrive{}, true
 	o.mu.Unlock()
+	ended := make(chan struct{}, len(drives))
 	for id, d := range drives {
-		o.close(id, d)
+		go func() {
+			o.close(id, d)
+			ended <- struct{}{}
+		}()
+	}
+	late := time.After(limit)
+	for left := len(drives); left > 0; left-- {
+		select {
+		case <-ended:
+		case <-late:
+			o.log.Error("drives not closed; they stay locked until this process ends", "drives", left, "after", limit)
+			return
+		}
 	}
 }
 

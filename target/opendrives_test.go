@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -122,5 +123,78 @@ func TestAScanThatIsCutOffSaysNothing(t *testing.T) {
 	defer stop()
 	if err := s.refresh(late); err != nil || knows() != "" {
 		t.Errorf("drive %q is known after a scan in which it has not answered: %v", knows(), err)
+	}
+}
+
+// late is a disk whose last flush takes until it is allowed to end.
+type late struct {
+	disk
+	closed chan<- string
+	until  <-chan struct{}
+	name   string
+}
+
+func (d late) Close() error {
+	if d.until != nil {
+		<-d.until
+	}
+	d.closed <- d.name
+	return d.disk.Close()
+}
+
+// lately opens late disks.
+type lately struct {
+	gatedHardware
+	closed chan string
+	until  map[string]chan struct{} // by path
+}
+
+func (h lately) Open(path string) (disk, error) {
+	d, err := h.gatedHardware.Open(path)
+	return late{d, h.closed, h.until[path], path}, err
+}
+
+// A drive that hangs keeps an agent, which ends or hands over, neither from its end nor from closing the others.
+func TestADriveThatHangsDoesNotKeepAnAgentFromItsEnd(t *testing.T) {
+	w := newWorld(t)
+	h := lately{gatedHardware{w, &gate{left: -1}}, make(chan string, 4), map[string]chan struct{}{"/dev/d1": make(chan struct{})}}
+	s := newOpenDrives(h, slog.New(slog.DiscardHandler))
+	for i, path := range []string{"/dev/d1", "/dev/d2", "/dev/d3"} {
+		if err := drive.Format(w.plug(path, 4*block.GiB, path), cluster, driveID(byte(i+1)), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.closeAll(100 * time.Millisecond)
+	for range 2 {
+		select {
+		case path := <-h.closed:
+			if path == "/dev/d1" {
+				t.Fatal("the drive that hangs is closed")
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the drives that answer are not closed")
+		}
+	}
+	close(h.until["/dev/d1"])
+	<-h.closed
+}
+
+func TestAQuestionAboutADriveThatHangsIsAnswered(t *testing.T) {
+	hangs := make(chan struct{})
+	defer close(hangs)
+	ask := func() *pb.RangesAnswer {
+		<-hangs
+		return &pb.RangesAnswer{}
+	}
+	if a := answerWithin(t.Context(), time.Millisecond, ask); !strings.Contains(a.GetFailed(), "no answer in 1ms") {
+		t.Errorf("after its time the answer is %v", a)
+	}
+	ends, end := context.WithCancelCause(t.Context())
+	end(ErrHandOver)
+	if a := answerWithin(ends, time.Hour, ask); a.GetFailed() != ErrHandOver.Error() {
+		t.Errorf("when the agent ends the answer is %v", a)
 	}
 }

@@ -77,13 +77,13 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 // round runs the loop once, and reports whether it changed something that deserves another look at
 // once. Jobs trigger a round when they end.
 func (r *reconciler) round(ctx context.Context) bool {
-	quiet := r.jobs.settled() // before observing: a job that ends meanwhile may not be observed
+	quiet, under := r.jobs.settled(), r.jobs.keys() // before observing: a job that ends meanwhile may not be observed
 	devices, drives, scanned := r.drives.list()
 	if !scanned {
 		return false // a report now would list the drives as gone
 	}
 	message := r.agent.currentWanted()
-	s, problems := r.observe(ctx, r.health.with(devices), drives)
+	s, problems := r.observe(ctx, r.health.with(devices), drives, under)
 	if ctx.Err() != nil {
 		return false // the observation was interrupted and says nothing
 	}
@@ -167,8 +167,9 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	return r.revalidate(ctx, e, p.resizes)
 }
 
-// observe reads the state of the node; the problems tell what could not be read.
-func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen) (seen, []problem) {
+// observe reads the state of the node; the problems tell what could not be read. under are the keys of the
+// jobs that were running before the drives were looked at.
+func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives map[block.DriveID]driveSeen, under map[string]bool) (seen, []problem) {
 	s := seen{devices: devices, drives: drives}
 	var problems []problem
 	note := func(object string, err error) {
@@ -184,7 +185,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	}
 	s.zeroing = func(id block.LegID) bool { return r.jobs.under(zeroLeg{leg: id}.key()) }
 	s.mapping = func(id block.LegID) bool { return r.jobs.under(legKey(id)) }
-	s.writing = func(id block.DriveID) bool { return r.jobs.under(driveKey(id)) }
+	s.writing = func(id block.DriveID) bool { return under[driveKey(id)] || r.jobs.under(driveKey(id)) }
 	var err error
 	s.mapped, err = r.observeLegs()
 	note("device mapper", err)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/proto/support"
@@ -28,15 +29,33 @@ func (a *Agent) answerSupport(ctx context.Context, drives *openDrives) {
 			}
 			return files
 		},
-		Ranges: func(_ context.Context, q *pb.RangesQuestion) *pb.RangesAnswer {
+		Ranges: func(ctx context.Context, q *pb.RangesQuestion) *pb.RangesAnswer {
 			if refused := a.refuses(); refused != "" {
 				return &pb.RangesAnswer{Failed: refused}
 			}
-			return rangesOf(drives, q)
+			return answerWithin(ctx, rangesFor, func() *pb.RangesAnswer { return rangesOf(drives, q) })
 		},
 		Ended: func(err error) { a.log.Debug("questions of support bundles are not answered", "err", err) },
 	}
 	s.Run(ctx)
+}
+
+// rangesFor is how long an answer about ranges is awaited: it waits for what changes the tree, which may hang in
+// the drive.
+const rangesFor = 30 * time.Second
+
+// answerWithin returns an answer, or that there is none in time. What answers goes on then.
+func answerWithin(ctx context.Context, limit time.Duration, ask func() *pb.RangesAnswer) *pb.RangesAnswer {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %v: does the drive answer?", limit))
+	defer cancel()
+	answer := make(chan *pb.RangesAnswer, 1)
+	go func() { answer <- ask() }()
+	select {
+	case a := <-answer:
+		return a
+	case <-ctx.Done():
+		return &pb.RangesAnswer{Failed: context.Cause(ctx).Error()}
+	}
 }
 
 // refuses says why no question of the manager is answered; empty: they are.

@@ -61,6 +61,7 @@ type world struct {
 	listeners map[block.Portal]*pipeListener
 
 	opening  func(path string) // is called before a drive is opened
+	looking  func()            // is called once, before the legs are looked at: the drives were before
 	sequence string            // of all disks
 	losses   uint32            // losses of acknowledged writes found by the process
 
@@ -475,6 +476,13 @@ type gatedMapper struct {
 }
 
 func (m gatedMapper) Devices(prefix string) ([]dm.State, error) {
+	m.world.mu.Lock()
+	looking := m.world.looking
+	m.world.looking = nil
+	m.world.mu.Unlock()
+	if looking != nil {
+		looking()
+	}
 	if m.world.user {
 		return m.world.legs.Devices(prefix)
 	}
@@ -691,6 +699,7 @@ type manager struct {
 	changed chan struct{}
 	last    *pb.TargetReport
 	reports int
+	hears   func(*pb.TargetReport) // is called with each report
 }
 
 // set makes m the wanted state, with the next generation.
@@ -740,6 +749,9 @@ func (s *managerStream) Send(r *pb.TargetReport) error {
 	defer s.manager.mu.Unlock()
 	if s.manager.refuse != nil {
 		return s.manager.refuse
+	}
+	if s.manager.hears != nil {
+		s.manager.hears(r)
 	}
 	s.manager.last = proto.CloneOf(r)
 	s.manager.reports++

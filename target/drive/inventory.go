@@ -75,22 +75,37 @@ func silent(since time.Time) error {
 	return fmt.Errorf("%w, since %s", errSilent, since.UTC().Format(time.RFC3339))
 }
 
+// few lets as many calls go on at a time as it has room for. A call that takes longer than slow does not
+// count any more: others do not wait for devices that hang.
+type few chan struct{}
+
+const slow = time.Second
+
+// do calls f, unless ctx ends first.
+func (slots few) do(ctx context.Context, f func()) {
+	select {
+	case slots <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	late := time.AfterFunc(slow, func() { <-slots })
+	f()
+	if late.Stop() {
+		<-slots
+	}
+}
+
 // readAll reads all devices, a few at a time. A read that hangs in the kernel cannot be ended: its
 // goroutine stays as long as the read does, one per device.
 func (inv *Inventory) readAll(ctx context.Context, found []found) map[string]reading {
 	answers := make(chan reading, len(found))
-	slots := make(chan struct{}, 8)
+	slots := make(few, 8)
 	all := map[string]reading{}
 	began := time.Now()
 	for _, f := range found {
 		all[f.Path] = reading{err: silent(began)}
 		go func() {
-			select {
-			case slots <- struct{}{}:
-				answers <- inv.read(f)
-				<-slots
-			case <-ctx.Done():
-			}
+			slots.do(ctx, func() { answers <- inv.read(f) })
 		}()
 	}
 	for range found {

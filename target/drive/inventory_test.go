@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -293,6 +294,34 @@ func TestALabelThatCanNotBeUsedIsExplained(t *testing.T) {
 	if !strings.Contains(d.Refused, ErrCorrupt.Error()) || !cmp.Equal(d.Signatures, []string{"weft drive (corrupt)"}) {
 		t.Errorf("corrupt: refused for %q, signatures %q", d.Refused, d.Signatures)
 	}
+}
+
+// A shelf that stops has more devices than are read at a time.
+func TestManyDevicesThatHangDoNotHideTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		slots, hang, read := make(few, 8), make(chan struct{}), make(chan int, 4)
+		defer close(hang)
+		for range 16 {
+			go slots.do(ctx, func() { <-hang })
+		}
+		synctest.Wait()
+		for i := range 4 {
+			go slots.do(ctx, func() { read <- i })
+		}
+		for range 4 {
+			select {
+			case <-read:
+			case <-ctx.Done():
+				t.Fatal("a device that answers was not read while others hang")
+			}
+		}
+		synctest.Wait()
+		if len(slots) > cap(slots) {
+			t.Errorf("%d calls count, want at most %d", len(slots), cap(slots))
+		}
+	})
 }
 
 func TestOneDeviceThatHangsDoesNotHideTheOthers(t *testing.T) {

@@ -138,7 +138,7 @@ func (l *Leg) enter(p *page, s span, write bool) error {
 	p.mu.Lock()
 	for {
 		switch {
-		case p.loading || write && p.clean || p.unsure && len(p.busy) > 0 || !p.free(s.from, s.to):
+		case p.loading || p.clean && (write || p.unsure) || p.unsure && len(p.busy) > 0 || !p.free(s.from, s.to):
 			p.changed.Wait()
 		case !p.loaded || p.unsure:
 			if err := l.load(p); err != nil {

@@ -278,6 +278,9 @@ func (d *Disk) ZeroLeg(ctx context.Context, id block.LegID, progress func(done b
 // Erase is [drive.Drive.Erase].
 func (d *Disk) Erase() error { return d.locked(d.Drive.Erase) }
 
+// Rewrite is [drive.Drive.Rewrite].
+func (d *Disk) Rewrite() error { return d.locked(d.Drive.Rewrite) }
+
 func (d *Disk) locked(do func() error) error {
 	h := d.held
 	h.drives.mu.Lock()
