@@ -18,6 +18,7 @@ import (
 type publishing struct {
 	staging
 	target string
+	staged staging // how the staging path is staged: a pod that only reads changes nothing of that
 }
 
 // NodePublishVolume binds the staged file system, or the device's node, to the
@@ -58,6 +59,7 @@ func (s *nodeServer) parsePublishing(r *csi.NodePublishVolumeRequest) (req publi
 		return req, status.Errorf(codes.FailedPrecondition,
 			"readonly: volume %s is sealed, so that no host writes it any more: mount it with readOnly: true in the pod's persistentVolumeClaim, or write to a clone of it", req.volume)
 	}
+	req.staged = req.staging
 	req.readOnly = req.readOnly || r.GetReadonly()
 	return req, err
 }
@@ -72,6 +74,9 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 	}
 	if req.target, err = s.kernel.Resolve(req.target); err != nil {
 		return unavailable(a, err)
+	}
+	if err := s.stageAnew(ctx, t, a, req); err != nil {
+		return err
 	}
 	all, err := s.kernel.Mounts()
 	if err != nil {
@@ -103,6 +108,23 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 		return noPlace(a, err)
 	}
 	return notOurs(a, s.kernel.Bind(a.number, req.path, req.target, req.readOnly))
+}
+
+// stageAnew stages the volume again if it is staged from an attachment that has ended. The kubelet does
+// that only when no pod of the node wants the volume any more, and a pod's successor may be there before
+// the pod is gone.
+func (s *nodeServer) stageAnew(ctx context.Context, t *task, a attachment, req publishing) error {
+	if req.block {
+		return nil
+	}
+	all, err := s.kernel.Mounts()
+	if err != nil {
+		return unavailable(a, err)
+	}
+	if m, mounted := all.At(req.path); !mounted || s.deviceOf(m) == a.number {
+		return nil
+	}
+	return s.stage(ctx, t, req.staged)
 }
 
 // notOurs recognizes the error for a device that has changed since it was checked.

@@ -24,10 +24,48 @@ func TestPublishChecksThatTheStagedDeviceIsTheVolumes(t *testing.T) {
 	w := newNodeWorld(t)
 	refused(t, "publish of what is not staged", w.publishErr(), codes.FailedPrecondition, "not staged")
 	succeeds(t, "stage", w.stageErr())
-	w.attachAnew()
-	refused(t, "publish from an old attachment's staging", w.publishErr(), codes.FailedPrecondition, "stage it again")
 	w.publish.StagingTargetPath = ""
 	refused(t, "publish without a staging path", w.publishErr(), codes.FailedPrecondition, "staging_target_path")
+}
+
+// A pod whose device has failed for good is replaced on its node before it is gone: so the kubelet neither unstages
+// the volume nor stages it again, although it has another device.
+func TestThePodAfterAnEpochHasEndedGetsTheNewDevice(t *testing.T) {
+	for name, readOnly := range map[string]bool{"writes": false, "only reads": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newNodeWorld(t)
+			succeeds(t, "stage", w.stageErr())
+			succeeds(t, "publish", w.publishErr())
+			old := w.publish.TargetPath
+			disk := w.attachAnew()
+			w.publish.PublishContext = publication{volume: "db1", epoch: 1, mode: pb.AttachMode_ATTACH_MODE_EXCLUSIVE}.context() // no other attachment was published
+			w.publish.TargetPath, w.publish.Readonly = "/pods/p2", readOnly
+			succeeds(t, "publish for the next pod", w.publishErr())
+			for _, path := range []string{"/pods/p2", w.stage.StagingTargetPath} {
+				if m, ok := w.mountedAt(path); !ok || m.Device != disk.number || m.ReadOnly() != (readOnly && path == "/pods/p2") {
+					t.Errorf("%s has %+v, want the new device %s", path, m, disk.number)
+				}
+			}
+			if m, ok := w.mountedAt(old); !ok || m.Device == disk.number {
+				t.Errorf("the old pod has %+v, want what it had", m)
+			}
+		})
+	}
+}
+
+// The device of an attachment that lives is not taken for one of an attachment that has ended.
+func TestPublishLeavesAnotherVolumesMountAlone(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	was := w.disk.number.String()
+	w.attachAnew()
+	const other = "0d0d0d0d-0000-4000-8000-000000000002"
+	w.addVolume(other, "db2", "ext4")
+	w.records.set(other, func(v *pb.Volume) { v.Attachment.DeviceNumber = was })
+	refused(t, "publish over another volume's mount", w.publishErr(), codes.FailedPrecondition, "not the volume's device")
+	if _, ok := w.mountedAt(w.stage.StagingTargetPath); !ok {
+		t.Error("another volume's mount is gone")
+	}
 }
 
 func TestATargetWithOtherArgumentsAlreadyExists(t *testing.T) {
