@@ -224,7 +224,14 @@ func (s identities) RevokeAccess(ctx context.Context, r *pb.RevokeAccessRequest)
 	if err := s.identity(checked).Check(); err != nil {
 		return nil, toStatus(&cluster.Error{Kind: cluster.InvalidArgument, Field: "subject", Text: err.Error()})
 	}
-	return call(ctx, s.m, cluster.RevokeAccess{Subject: subject}, pbAccess)
+	in := cluster.RevokeAccess{Subject: subject}
+	if q := s.m.quorum; q != nil && !subject.Person && subject.Role == trust.ManagerRole {
+		if _, err := q.confirmed(ctx); err != nil {
+			return nil, toStatus(q.refusalOf(err))
+		}
+		in.NoMember = !q.hasNamed(subject.Name)
+	}
+	return call(ctx, s.m, in, pbAccess)
 }
 
 // ListAuthorities lists the authorities.

@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/volmgr/cluster"
+	"weft.dev/weft/volmgr/event"
 	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/quorum/member"
 	"weft.dev/weft/volmgr/replicated"
@@ -35,6 +36,8 @@ type replicas struct {
 
 	level block.Level // what managers know that are started from now on; 0: what this program does
 	ends  error       // with which managers may end
+
+	sees func(message []byte) // guarded by mu: is called with what is sent
 }
 
 type replica struct {
@@ -85,6 +88,9 @@ func (p *replica) shared() *shared { return p.records.(*shared) }
 func (ps *replicas) send(from *replica, o member.Outgoing) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
+	if text, err := o.Encode(); err == nil && ps.sees != nil {
+		ps.sees(text)
+	}
 	to := ps.all[o.To()]
 	if to == nil || to.cut || from.cut {
 		if o.Content != nil {
@@ -264,6 +270,56 @@ func (d deposed) Lead(context.Context) (<-chan struct{}, error) {
 	over := make(chan struct{})
 	close(over)
 	return over, nil
+}
+
+// relapsing is a committer that leads at once, and no more each time that it is told so; then it leads again.
+type relapsing struct {
+	committer
+	over chan chan struct{} // of the time in which it leads
+}
+
+func (r relapsing) Lead(context.Context) (<-chan struct{}, error) {
+	over := make(chan struct{})
+	r.over <- over
+	return over, nil
+}
+
+// A manager that leads no more for a moment, and then again, tells its watchers what happens.
+func TestAWatchGoesOnWhenItsManagerLeadsAgain(t *testing.T) {
+	m, err := New(Config{Dir: initialized(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leads := relapsing{m.records, make(chan chan struct{}, 1)}
+	m.records = leads
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- errors.Join(m.Run(ctx), m.Close()) }()
+	defer func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	}()
+	told := make(chan string, 64)
+	go func() {
+		_ = m.tellEvents(ctx, &pb.WatchEventsRequest{}, func(e event.Event) error { told <- e.Object; return nil })
+	}()
+	over := <-leads.over
+	for _, name := range []string{"gold", "silver", "bronze"} {
+		if _, err := m.CreatePool(t.Context(), &pb.CreatePoolRequest{Name: name}); err != nil {
+			t.Fatal(err)
+		}
+		for object := ""; object != "pool "+name; {
+			select {
+			case object = <-told:
+			case <-time.After(20 * time.Second):
+				t.Fatalf("no event of pool %s", name)
+			}
+		}
+		close(over)
+		over = <-leads.over
+	}
 }
 
 // A manager that is told to stop while another one takes over has stopped as it should.

@@ -362,7 +362,7 @@ func (m *Manager) toldOf(ctx context.Context, change cluster.Input, err error) e
 	if err != nil || change == nil {
 		return err
 	}
-	if _, err := m.step(ctx, change); err != nil {
+	if _, err := m.step(context.WithoutCancel(ctx), change); err != nil {
 		return toStatus(fmt.Errorf("the managers are changed, and that is not in the audit: %w", err))
 	}
 	return nil
@@ -407,7 +407,7 @@ func (m *Manager) RemoveManager(ctx context.Context, r *pb.RemoveManagerRequest)
 		}
 		removed.Removed = m.quorum.describe(now, one, progress[one.ID])
 		gone = cluster.ManagersChange{ID: one.ID.String(), Address: one.Address, Name: one.Name, Removed: true}
-		return m.quorum.Remove(ctx, one.ID)
+		return m.quorum.Remove(context.WithoutCancel(ctx), one.ID) // it is shut out after it, whoever still waits
 	})
 	return removed, m.toldOf(ctx, gone, err)
 }
@@ -457,7 +457,7 @@ func (m *Manager) ReplaceManager(ctx context.Context, r *pb.ReplaceManagerReques
 		}
 		answer.Removed = m.quorum.describe(now, old, progress[old.ID])
 		gone = cluster.ManagersChange{ID: old.ID.String(), Address: old.Address, Name: old.Name, Removed: true}
-		return m.quorum.Remove(ctx, old.ID)
+		return m.quorum.Remove(context.WithoutCancel(ctx), old.ID)
 	})
 	return answer, m.toldOf(ctx, gone, err)
 }

@@ -3,7 +3,9 @@
 package volmgr
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"weft.dev/weft/proto/pki"
 	"weft.dev/weft/volmgr/cluster"
 	"weft.dev/weft/volmgr/event"
+	"weft.dev/weft/volmgr/quorum"
 	"weft.dev/weft/volmgr/trust"
 )
 
@@ -273,6 +276,62 @@ func TestARemovedManagerIsShutOut(t *testing.T) {
 	}
 	if err := add(m4, "0000000000000005"); err != nil {
 		t.Errorf("with a new token: %v", err)
+	}
+
+	// The leader may end between the removal and what shuts it out. Then it can be shut out by itself.
+	revoke := func() error {
+		_, err := identities{m: leader.Manager}.RevokeAccess(t.Context(), &pb.RevokeAccessRequest{Subject: &pb.Subject{Name: "m4", Role: trust.ManagerRole}})
+		return err
+	}
+	if err := revoke(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the certificate of a manager is revoked: %v", err)
+	}
+	id, _ := quorum.ParseID("0000000000000005")
+	if err := leader.quorum.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := revoke(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a manager is shut out, and one of the members may have its name: %v", err)
+	}
+	for i, p := range all {
+		if err := leader.quorum.Move(t.Context(), p.id, p.cfg.Quorum.Address, fmt.Sprintf("m%d", i+1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := revoke(); err != nil {
+		t.Errorf("a manager that is no member any more cannot be shut out: %v", err)
+	}
+	for _, p := range all {
+		eventually(t, "a manager refuses the one that was shut out", func() bool { return refusedAsRevoked(p.asks(m4, time.Now().Add(240*time.Hour))) })
+	}
+}
+
+// A removal is carried through, with what shuts the manager out, if its caller has gone.
+func TestARemovalGoesOnWithoutItsCaller(t *testing.T) {
+	ps, all := three(t)
+	leader := leads(t, all...)
+	if _, err := leader.step(t.Context(), cluster.AddAuthority{Hash: "0123456789abcdef", First: true}); err != nil {
+		t.Fatal(err)
+	}
+	id, _ := quorum.ParseID("0000000000000004")
+	if err := leader.quorum.AddLearner(t.Context(), quorum.Member{ID: id, Address: "m4:9800", Name: "m4"}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	ps.mu.Lock()
+	ps.sees = func(message []byte) {
+		if bytes.Contains(message, []byte("m4:9800")) { // the change of the members
+			leave()
+		}
+	}
+	ps.mu.Unlock()
+	_, err := leader.RemoveManager(ctx, &pb.RemoveManagerRequest{Manager: id.String()})
+	if t.Logf("RemoveManager = %v", err); ctx.Err() == nil {
+		t.Fatal("the caller has not left meanwhile")
+	}
+	m4 := identities{m: leader.Manager}.identity(trust.Subject{Name: "m4", Role: trust.ManagerRole})
+	for _, p := range all {
+		eventually(t, "a manager refuses the removed one", func() bool { return refusedAsRevoked(p.asks(m4, time.Now())) })
 	}
 }
 

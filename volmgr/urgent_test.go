@@ -62,6 +62,43 @@ func TestTheRecordOfALostLegGoesBeforeAllThatWaits(t *testing.T) {
 	}
 }
 
+// commits counts commits.
+type commits struct {
+	committer
+	n int
+}
+
+func (c *commits) Commit([]cluster.Record) error {
+	c.n++
+	return nil
+}
+
+// What a host has asked of an earlier leader may be overtaken, so a term begins before any of it is decided.
+func TestATermBeginsBeforeTheRecordsOfLostLegs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		state, _ := cluster.New(block.ClusterID{UUID: newUUID()})
+		kept := &commits{}
+		m := newManager(Config{}.withDefaults(), kept, state)
+		defer synctest.Wait()
+		defer close(m.ended)
+		asked := make(chan error, 1)
+		go func() { _, err := m.step(t.Context(), cluster.RecordStale{}); asked <- err }()
+		synctest.Wait()
+		if err := m.beginTerm(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		select {
+		case err := <-asked:
+			t.Errorf("a record that waited is decided with the beginning of the term: %v", err)
+		default:
+		}
+		if kept.n != 1 {
+			t.Errorf("%d commits, want that of the term", kept.n)
+		}
+	})
+}
+
 // A batch that takes long to decide ends, so that those whose batch it is, and a lost leg that comes
 // next, do not wait for all that waits. One that is decided at once takes all of it.
 func TestABatchEndsAfterItsTime(t *testing.T) {

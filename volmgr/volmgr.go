@@ -378,7 +378,9 @@ func (m *Manager) beginTerm(ctx context.Context, over <-chan struct{}) error {
 		default:
 		}
 		begin := ask{input: cluster.BeginTerm{Seed: newSeed()}, reply: make(chan answer, 1)}
-		if err := m.work(begin); err != nil {
+		b := &batch{}
+		m.stepThrough(b, begin) // alone: all that waits, urgent or not, is decided in the new term
+		if err := m.finish(b); err != nil {
 			return err
 		}
 		switch err := (<-begin.reply).err; {

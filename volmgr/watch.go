@@ -124,14 +124,14 @@ func (m *Manager) WatchEvents(r *pb.WatchEventsRequest, stream grpc.ServerStream
 // history and continues after the last one, so a slow client needs no queue of its own.
 func (m *Manager) tellEvents(ctx context.Context, r *pb.WatchEventsRequest, tell func(event.Event) error) error {
 	news := make(chan struct{}, 1)
-	if err := m.look(ctx, func() { m.watchers[news] = true }); err != nil {
-		return err
-	}
 	defer m.look(context.Background(), func() { delete(m.watchers, news) })
 	for seen, last := r.AfterSeq, uint64(0); ; {
 		var events []event.Event
 		var gone error
-		if err := m.look(ctx, func() { events, seen, last, gone = m.state.EventsFrom(r.Object, seen, watchBatch) }); err != nil {
+		if err := m.look(ctx, func() {
+			m.watchers[news] = true // again: a manager that has led before has forgotten it
+			events, seen, last, gone = m.state.EventsFrom(r.Object, seen, watchBatch)
+		}); err != nil {
 			return err
 		}
 		if gone != nil {

@@ -222,6 +222,7 @@ func runVolmgrRemove(ctx context.Context, api pb.ManagerClient, name string, out
 	switch {
 	case status.Code(err) == codes.NotFound && len(meant) == 1:
 		removed = meant[0]
+		out.Warn("manager %s was removed by an attempt whose answer was lost; to be sure that its certificates are refused: `weft access revoke --node NODE --role manager`", removed.GetId())
 	case status.Code(err) == codes.NotFound:
 		out.Say("manager %s is no member: nothing to remove", name)
 		return nil
