@@ -3,6 +3,7 @@
 package target
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
@@ -90,7 +91,7 @@ func (p *planner) flatten(w wantedLeg, d driveSeen, record *pb.LegLabel, report 
 func (p *planner) unservable(w wantedLeg, on driveSeen) string {
 	judged := w.GetIncarnation()
 	switch {
-	case judged != "" && judged != on.identity():
+	case judged != "" && !block.SameIncarnation(judged, on.identity()):
 		return "its drive may have lost writes since the manager judged what it holds"
 	case drive.ImageOf(w).Checked() && !p.seen.integrity:
 		return "its volume keeps checksums, which only the user-space data path of a target does"
@@ -188,7 +189,7 @@ func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb
 // unbase orders the next step of a based leg that is to be plain. A copy that has failed, for example at a
 // sector that cannot be read, is tried again; until it succeeds, the leg has a problem.
 func (p *planner) unbase(w wantedLeg, tree userspace.TreeSeen, order func(baseStep), report *pb.LegReport) {
-	if why := tree.Unsettled; why != "" && !tree.Settling.Plain {
+	if why := cmp.Or(tree.Unreclaimed, tree.Unsettled); why != "" && !tree.Settling.Plain {
 		p.problem(legKey(w.id), "copy back to its own extents", "%s", why)
 	}
 	switch s := tree.Settling; {

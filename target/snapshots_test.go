@@ -420,6 +420,7 @@ func TestAPlainLegThatGetsATreeIsPlanned(t *testing.T) {
 		"it waits for others":    {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{}), through: true},
 		"it is to be copied":     {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Left: 1}), through: true, want: "begin to copy"},
 		"it was not copied":      {wanted: plainKind, image: basedKind, names: true, open: &userspace.TreeSeen{Settling: mapped.Settling{Alone: true, Left: 1}, Unsettled: "a bad sector"}, through: true, want: "begin to copy", problem: "a bad sector"},
+		"space is kept":          {wanted: plainKind, image: basedKind, names: true, open: &userspace.TreeSeen{Unreclaimed: "a bad sector"}, through: true, problem: "a bad sector"},
 		"it is copied":           {wanted: plainKind, image: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "make plain"},
 		"its table changes back": {wanted: plainKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},
 		"it was wanted again":    {wanted: basedKind, names: true, open: settling(mapped.Settling{Alone: true, Plain: true}), through: true, want: "reload"},

@@ -68,6 +68,9 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 	}
 	for _, t := range d.label.Trees {
 		tree, open := d.trees[t.GetTreeId()]
+		if tree.Unreclaimed != "" && tree.Err == "" {
+			p.problem(driveKey(id), "give back the space of deleted snapshots and clones", "%s", tree.Unreclaimed)
+		}
 		has, reserve := int(drive.CountExtents(t.GetExtents())), len(d.label.Reserve) > 0
 		switch {
 		case !open || tree.Err != "":

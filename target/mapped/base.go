@@ -210,12 +210,11 @@ func (t *Tree) Settle(ctx context.Context, leg block.UUID, pace func(context.Con
 	defer t.reclaiming.Unlock()
 	t.barrier(leg)
 	for {
-		s := t.stripe(0)
-		s.mu.Lock()
+		t.lockAll() // a record that moves to another slot is in no chain for a moment
 		l := t.alone(leg)
 		t.settled = l != nil && l.records.Load() == 0
 		done := t.settled
-		s.mu.Unlock()
+		t.unlockAll()
 		switch {
 		case l == nil:
 			return fmt.Errorf("settle leg %v of tree %v: %w", leg, t.place.Tree, ErrState)

@@ -30,7 +30,9 @@
 //     nothing durable names the old one, and no I/O to it is under way.
 //   - A write without space fails with an error that says when there is space again (FullError).
 //     Nothing else changes.
-//   - If metadata cannot be written the tree stops: every later I/O fails with ErrFailed.
+//   - If metadata cannot be written the tree stops: every later I/O fails with ErrFailed. So it does if a
+//     drive with a volatile cache may have lost writes, since the tree in memory has records that the
+//     drive may lack.
 //
 // What a tree promises on a drive with a volatile cache is what the drive promises: acknowledged
 // writes are durable after a flush. Data is durable before the record that names it.

@@ -81,14 +81,15 @@ func (l *Leg) writeFirst(io *block.IO) bool {
 
 // slotNow returns the slot whose chunk a write goes to, if it can be told, or taken, at once. A write that
 // needs a flush may go there only if it writes the record: with FUA, as the data, which leaves nothing that
-// the write relies on in the cache. The caller holds the stripe.
+// the write relies on in the cache. And only if no record that was cleared may come back: this one may be cleared,
+// too, and the drive keep that and lose the other. The caller holds the stripe.
 func (l *Leg) slotNow(s *stripe, chunk uint32, touched uint64, flushes bool) (slot uint32, ok bool) {
 	t, b := l.tree, s.busy[chunk]
 	if b != nil && b.grains&touched != 0 {
 		return 0, false
 	}
 	own := t.own(l.layer, chunk)
-	if own != 0 && !hasChunk(own) || l.direct(chunk, touched) != 0 {
+	if own != 0 && !hasChunk(own) || l.direct(chunk, touched) != 0 || flushes && t.space.unsettled() {
 		return 0, false
 	}
 	if own != 0 {

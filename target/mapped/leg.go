@@ -235,7 +235,7 @@ func forwardDone(below *block.IO) {
 	io, leg, gate, err := f.io, f.leg, f.gate, below.Err
 	if f.slot != 0 {
 		leg.tree.release(f.slot)
-	} else if len(f.batch) > 0 {
+	} else if len(f.batch) > 0 || err != nil {
 		leg.tree.flushed(f.batch, err)
 	}
 	f.io, f.leg, f.gate, f.batch, below.Data, below.Err = nil, nil, nil, nil, nil, nil

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -235,7 +236,7 @@ func TestADiscardDuringAMergeStays(t *testing.T) {
 	must(t, tree.Freeze(id(1), id(3), nil))
 	must(t, block.WriteAt(leg, tagged(3, 32), 2*GrainSize))
 	must(t, tree.Delete(id(3)))
-	doomed, child := tree.nextDoomed()
+	doomed, child := tree.nextDoomed(nil)
 	must(t, tree.merge(t.Context(), doomed, child))
 	must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: 4 << 20}))
 	must(t, tree.remove(doomed))
@@ -682,4 +683,107 @@ func TestAFreedChunkWaitsForAFlush(t *testing.T) {
 	if got := tree.Space().Free; got != free+1<<20 {
 		t.Errorf("%v free after the flush, %v before the discard", got, free)
 	}
+}
+
+// forget makes the drive lose what it had in its cache alone.
+func (d *drive) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	base := newImage(d.base)
+	for _, w := range d.log {
+		if d.durable(w, d.events) {
+			base.write(w.data, w.off)
+		}
+	}
+	d.base, d.log, d.img = flat(base), nil, newImage(flat(base))
+}
+
+// A record that only the cache held is in memory still when the cache is lost. A write to its grain in place would
+// be gone when the tree is opened again, although it was flushed.
+func TestATreeStopsWhenItsDriveHasLostWrites(t *testing.T) {
+	for name, notices := range map[string]func(d *drive, losses *uint64, leg *Leg){
+		"another leg's flush has failed": func(_ *drive, losses *uint64, _ *Leg) { *losses++ },
+		"its own flush fails": func(d *drive, _ *uint64, leg *Leg) {
+			d.broken = func(io *block.IO) error {
+				if io.Op == block.OpFlush {
+					return errors.New("the cache is lost")
+				}
+				return nil
+			}
+			if err := block.Flush(leg); err == nil {
+				t.Error("the flush succeeds")
+			}
+			d.broken = nil
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d, losses := &drive{size: testSize, volatile: true, base: newImage(nil), img: newImage(nil)}, uint64(0)
+			place := testPlace(d)
+			place.Losses = func() uint64 { return losses }
+			tree, err := Format(place, id(1), 64<<20, nil)
+			must(t, err)
+			leg, err := tree.Leg(id(1))
+			must(t, err)
+			must(t, block.Flush(leg))
+			must(t, block.WriteAt(leg, tagged(1, GrainSize/sector), 0))
+			d.forget()
+			notices(d, &losses, leg)
+			if err := block.WriteAt(leg, tagged(2, GrainSize/sector), 0); !errors.Is(err, ErrFailed) {
+				t.Fatalf("%s: a write to what was lost = %v, want %v", name, err, ErrFailed)
+			}
+			tree.Close()
+			tree, err = Open(place)
+			must(t, err)
+			leg, err = tree.Leg(id(1))
+			must(t, err)
+			must(t, block.WriteAt(leg, tagged(3, GrainSize/sector), 0))
+			must(t, block.Flush(leg))
+			d.forget()
+			after, err := Open(testPlace(d))
+			must(t, err)
+			again, err := after.Leg(id(1))
+			must(t, err)
+			if got := readObjectAt(t, again, 0, 16); got[0] != 3 || got[15] != 3 {
+				t.Errorf("%s: what was written and flushed later is %v", name, got)
+			}
+		})
+	}
+}
+
+// What cannot be read keeps its own layer from going, and no other one.
+func TestWhatCannotBeReadDoesNotKeepOtherSpace(t *testing.T) {
+	d := &drive{size: testSize, at: true, img: newImage(nil)}
+	tree, err := Format(testPlace(d), id(1), 64<<20, nil)
+	must(t, err)
+	leg, err := tree.Leg(id(1))
+	must(t, err)
+	must(t, block.WriteAt(leg, tagged(1, 4*GrainSize/sector), 0))
+	must(t, tree.Freeze(id(1), id(2), nil))
+	must(t, block.WriteAt(leg, tagged(2, GrainSize/sector), 0))
+	must(t, tree.Freeze(id(1), id(3), nil))
+	must(t, block.WriteAt(leg, tagged(3, GrainSize/sector), 5*ChunkSize))
+	want := whole(t, leg)
+	must(t, tree.Delete(id(2)))
+	must(t, tree.Delete(id(3)))
+	d.broken = func(io *block.IO) error {
+		if io.Op == block.OpRead && io.Len >= GrainSize {
+			return errors.New("a bad sector")
+		}
+		return nil
+	}
+	if err := tree.Reclaim(t.Context()); err == nil || !strings.Contains(err.Error(), "a bad sector") || tree.Err() != nil {
+		t.Fatalf("Reclaim = %v, the tree: %v", err, tree.Err())
+	}
+	if n := len(tree.Kin()); n != 2 || !tree.Reclaimable() {
+		t.Errorf("%d layers are left, want the leg's and the one that cannot be read", n)
+	}
+	d.broken = nil
+	must(t, tree.Reclaim(t.Context()))
+	if n := len(tree.Kin()); n != 1 {
+		t.Errorf("%d layers are left in the end, want the leg's", n)
+	}
+	if !bytes.Equal(whole(t, leg), want) {
+		t.Error("the leg reads otherwise")
+	}
+	agree(t, tree)
 }

@@ -3,7 +3,9 @@
 package mapped
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,18 +15,29 @@ import (
 
 // Reclaim gives back the space of deleted layers, and returns when no more can be had: a layer under
 // several others waits until one is left. I/O goes on meanwhile. If ctx ends, the next call goes on
-// from there.
+// from there. What cannot be read keeps its layer, and nothing else; in the end Reclaim fails with the first
+// such error.
 func (t *Tree) Reclaim(ctx context.Context) error {
 	t.reclaiming.Lock()
 	defer t.reclaiming.Unlock()
+	kept := map[uint32]bool{} // layers of which something cannot be read
+	var unread error          // the first
 	for {
-		doomed, child := t.nextDoomed()
+		doomed, child := t.nextDoomed(kept)
 		if doomed == 0 {
-			return nil
+			return unread
 		}
 		if child != 0 {
-			if err := t.merge(ctx, doomed, child); err != nil {
-				return fmt.Errorf("merge layer %d of tree %v into %d: %w", doomed, t.place.Tree, child, err)
+			err := t.merge(ctx, doomed, child)
+			if err != nil {
+				err = fmt.Errorf("merge layer %d of tree %v into %d: %w", doomed, t.place.Tree, child, err)
+			}
+			if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+				kept[doomed], unread = true, cmp.Or(unread, err)
+				continue
+			}
+			if err != nil {
+				return err
 			}
 		}
 		if err := t.remove(doomed); err != nil {
@@ -35,13 +48,13 @@ func (t *Tree) Reclaim(ctx context.Context) error {
 
 // Reclaimable reports whether Reclaim has something to do.
 func (t *Tree) Reclaimable() bool {
-	doomed, _ := t.nextDoomed()
+	doomed, _ := t.nextDoomed(nil)
 	return doomed != 0
 }
 
-// nextDoomed chooses a deleted layer that has no child, or else one that has a single child. It
-// returns 0 if there is none.
-func (t *Tree) nextDoomed() (doomed, child uint32) {
+// nextDoomed chooses a deleted layer that has no child, or else one that has a single child and is not among
+// those to be kept. It returns 0 if there is none.
+func (t *Tree) nextDoomed(kept map[uint32]bool) (doomed, child uint32) {
 	t.admin.Lock()
 	defer t.admin.Unlock()
 	for _, l := range t.super.layers {
@@ -51,7 +64,7 @@ func (t *Tree) nextDoomed() (doomed, child uint32) {
 		switch children := t.super.children(l.ID); {
 		case len(children) == 0:
 			return l.ID, 0
-		case len(children) == 1 && doomed == 0:
+		case len(children) == 1 && doomed == 0 && !kept[l.ID]:
 			doomed, child = l.ID, children[0]
 		}
 	}
@@ -59,8 +72,9 @@ func (t *Tree) nextDoomed() (doomed, child uint32) {
 }
 
 // merge makes the child have all that it sees in the doomed layer. At any moment, what the child
-// sees is the same.
+// sees is the same. After an error to read it goes on with the other chunks.
 func (t *Tree) merge(ctx context.Context, doomed, child uint32) error {
+	var unread *unreadError // the first
 	for chunk := range t.chunksOfLayer(doomed) {
 		if t.closing.Load() {
 			return block.ErrGone
@@ -68,9 +82,15 @@ func (t *Tree) merge(ctx context.Context, doomed, child uint32) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := t.mergeChunk(chunk, doomed, child); err != nil {
+		err := t.mergeChunk(chunk, doomed, child)
+		if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+			unread = cmp.Or(unread, failed)
+		} else if err != nil {
 			return err
 		}
+	}
+	if unread != nil {
+		return unread
 	}
 	return nil
 }
@@ -154,7 +174,7 @@ func (t *Tree) copyGrains(from, to uint32, grains uint64) error {
 		grains &^= m
 		p := make([]byte, b-a)
 		if err := block.ReadAt(t.below, p, t.data(from)+a); err != nil {
-			return err
+			return &unreadError{err}
 		}
 		io := &block.IO{Op: block.OpWrite, FUA: t.volatile, Off: t.data(to) + a, Len: b - a, Data: p}
 		if err := block.Do(t.below, io); err != nil {

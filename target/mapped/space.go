@@ -19,6 +19,7 @@ type space struct {
 	chunks     uint64                   // with a chunk, free
 	total      uint64                   // with a chunk, free or not
 	quarantine []uint32                 // free once the drive has been flushed
+	flushing   int                      // flushes under way that are to make slots free
 	freed      chan struct{}            // closed when a chunk comes free
 	wanted     bool                     // somebody may wait for freed
 }
@@ -139,12 +140,34 @@ func (s *space) room() (free, pending block.Size) {
 	return block.Size(s.chunks) * ChunkSize, block.Size(len(s.quarantine)) * ChunkSize
 }
 
+// takeQuarantine begins a flush that is to make slots free: endFlush is called at its end.
 func (s *space) takeQuarantine() []uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	batch := s.quarantine
 	s.quarantine = nil
+	if len(batch) > 0 {
+		s.flushing++
+	}
 	return batch
+}
+
+func (s *space) endFlush(batch []uint32, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(batch) > 0 {
+		s.flushing--
+	}
+	if !ok {
+		s.quarantine = append(s.quarantine, batch...)
+	}
+}
+
+// unsettled reports whether a slot was given up so that its record may still be on the drive.
+func (s *space) unsettled() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.quarantine) > 0 || s.flushing > 0
 }
 
 func (s *space) putQuarantine(batch []uint32) {
@@ -174,8 +197,7 @@ func (t *Tree) alloc(withChunk bool) (slot uint32, err error) {
 	if slot != 0 {
 		return slot, nil
 	}
-	if batch := t.space.takeQuarantine(); len(batch) > 0 {
-		t.space.putQuarantine(batch)
+	if t.space.unsettled() {
 		if err := t.flush(); err != nil {
 			return 0, err
 		}

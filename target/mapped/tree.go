@@ -36,6 +36,10 @@ type Place struct {
 	// Base are the extents of the leg that was there before the tree, in its order; see FormatOver. There
 	// may be more than the tree knows: behind those it knows they hold zeroes, and it takes them.
 	Base []uint32
+	// Losses counts the times that the drive may have lost acknowledged writes, whoever made them. If it grows
+	// the tree stops, on a drive with a volatile cache: records that are only in memory now would look written.
+	// Opened again, the tree has what the drive has. Nil: it is not known.
+	Losses func() uint64
 }
 
 func (p *Place) home() uint32 { return p.Extents[0] }
@@ -67,7 +71,8 @@ const stripeCount = 256
 type Tree struct {
 	place    Place
 	below    block.Device
-	volatile bool // the drive's acknowledged writes need a flush to be durable
+	volatile bool   // the drive's acknowledged writes need a flush to be durable
+	losses   uint64 // of the drive, when the tree was opened
 	seq      atomic.Uint64
 	failure  atomic.Pointer[error]
 	closing  atomic.Bool
@@ -136,7 +141,15 @@ func newTree(p Place) *Tree {
 		s.idle.L, s.busy = &s.mu, map[uint32]*busy{}
 	}
 	t.space.freed = make(chan struct{})
+	t.losses = t.lossesNow()
 	return t
+}
+
+func (t *Tree) lossesNow() uint64 {
+	if t.place.Losses == nil || !t.volatile {
+		return 0
+	}
+	return t.place.Losses()
 }
 
 func (t *Tree) stripe(chunk uint32) *stripe { return &t.stripes[chunk%stripeCount] }
@@ -166,8 +179,13 @@ func (t *Tree) Err() error {
 	if p := t.failure.Load(); p != nil {
 		return *p
 	}
+	if t.lossesNow() != t.losses {
+		return t.fail(errLostCache)
+	}
 	return nil
 }
+
+var errLostCache = errors.New("its drive may have lost writes that were not flushed")
 
 // Close waits for the I/O under way in all legs. Whatever is asked of the tree later fails with
 // block.ErrGone. It does not close the drive.
@@ -210,9 +228,13 @@ func (t *Tree) flush() error {
 	return err
 }
 
+// flushed ends a flush that was to make the slots of a batch free.
 func (t *Tree) flushed(batch []uint32, err error) {
+	t.space.endFlush(batch, err == nil)
 	if err != nil {
-		t.space.putQuarantine(batch)
+		if t.volatile {
+			t.fail(err) //nolint:errcheck // the flush has failed with err
+		}
 		return
 	}
 	for _, slot := range batch {

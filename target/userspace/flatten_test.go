@@ -3,6 +3,7 @@
 package userspace
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"strings"
@@ -247,4 +248,32 @@ func TestABadSectorDoesNotKeepTheRest(t *testing.T) {
 	must(t, p.disk.Flatten(cloned, leg.String(), block.GiB))
 	p.flat(t)
 	p.holds(t, copied, "aaaa")
+}
+
+// Space that a bad sector keeps from coming free is said, and tried for again without another order.
+func TestSpaceThatDoesNotComeFreeIsSaidAndTriedForAgain(t *testing.T) {
+	var failing atomic.Bool
+	var failed atomic.Int64
+	p := newPlantedOn(t, func(_ string, data block.Device) block.Device { return badReads{data, &failing, &failed} })
+	p.write(t, leg, 'a', 0)
+	p.carve(t, monday)
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	p.use(t, leg, func(d Device) { must(t, block.WriteAt(d, bytes.Repeat([]byte{'b'}, 4096), 2*mapped.GrainSize)) })
+	failing.Store(true)
+	must(t, p.disk.FreeLeg(monday))
+	until := func(what string, is func(TreeSeen) bool) {
+		t.Helper()
+		for end := time.Now().Add(tryAgain + 20*time.Second); !is(p.seen()); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not %s: %+v", what, p.seen())
+			}
+		}
+	}
+	until("said", func(s TreeSeen) bool { return strings.Contains(s.Unreclaimed, "a bad sector") && !s.Busy })
+	if layers := p.seen().Layers; len(layers) != 2 {
+		t.Errorf("the layers are %v, want that of the snapshot too", layers)
+	}
+	failing.Store(false)
+	until("free", func(s TreeSeen) bool { return s.Unreclaimed == "" && len(s.Layers) == 1 })
+	p.holds(t, leg, "a")
 }

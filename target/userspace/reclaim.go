@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -44,11 +45,33 @@ func (h *held) reclaimAll(name string, t *openTree) {
 				h.drives.log.Warn("a leg is not copied back to its own place; it is tried again", "leg", id, "err", err)
 			}
 		}
-		if err != nil && ctx.Err() == nil && !errors.Is(err, block.ErrGone) {
-			h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it will when the tree is opened again", "tree", name, "err", err)
-		}
+		h.noteUnreclaimed(ctx, name, t, err)
 		more = h.reclaimed(name, t, err)
 	}
+}
+
+// noteUnreclaimed notes why space has not come free, for Trees, and has that tried again: a host may write anew
+// what could not be read, or discard it.
+func (h *held) noteUnreclaimed(ctx context.Context, name string, t *openTree, err error) {
+	if err == nil {
+		t.unreclaimed.Store(nil)
+		t.pause = 0
+		return
+	}
+	if ctx.Err() != nil || t.Err() != nil || errors.Is(err, block.ErrGone) {
+		return
+	}
+	why := err.Error()
+	t.unreclaimed.Store(&why)
+	t.pause = min(max(2*t.pause, tryAgain), tryAgainMost)
+	h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it is tried again", "tree", name, "after", t.pause, "err", err)
+	time.AfterFunc(t.pause, func() {
+		h.trees.turn <- struct{}{}
+		defer func() { <-h.trees.turn }()
+		if h.trees.get(name) == t {
+			h.reclaim(name, t)
+		}
+	})
 }
 
 // toSettle is the leg that Settle was asked for.

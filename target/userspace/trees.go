@@ -68,6 +68,9 @@ type openTree struct {
 	settleRate block.Size
 	unsettled  atomic.Pointer[string] // why the last Settle failed; nil: it did not
 
+	unreclaimed atomic.Pointer[string] // why space could not be given back; nil: it could
+	pause       time.Duration          // before it is tried again; used while reclaiming
+
 	flattening map[block.VolumeID]*flattening // guarded by trees.mu
 
 	hungry atomic.Bool // a write has found no space
@@ -96,6 +99,8 @@ type TreeSeen struct {
 	Busy     bool
 	// Unsettled is why the leg could not be copied to its own extents; empty: it could, or was not tried.
 	Unsettled string
+	// Unreclaimed is why the space of what was deleted could not be given back; empty: it could.
+	Unreclaimed string
 	// Layers are those of the tree, which must not be changed, and Flattening the volumes whose legs are being
 	// made independent of others.
 	Layers     []mapped.Layer
@@ -128,6 +133,9 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		if why := o.unsettled.Load(); why != nil {
 			seen.Unsettled = *why
 		}
+		if why := o.unreclaimed.Load(); why != nil {
+			seen.Unreclaimed = *why
+		}
 		if err := o.Err(); err != nil {
 			seen.Err = err.Error()
 		}
@@ -149,7 +157,10 @@ func (h *held) place(l *drive.Label, id string, device block.Device) (mapped.Pla
 		return mapped.Place{}, fmt.Errorf("tree %s of drive %v: %w", id, l.Drive, fs.ErrNotExist)
 	}
 	tree, err := block.ParseUUID(id)
-	p := mapped.Place{Device: device, First: drive.FirstExtent, Tree: tree, Drive: l.Drive.UUID, Extents: drive.ExtentNumbers(t.GetExtents())}
+	p := mapped.Place{
+		Device: device, First: drive.FirstExtent, Tree: tree, Drive: l.Drive.UUID, Extents: drive.ExtentNumbers(t.GetExtents()),
+		Losses: h.file.Losses,
+	}
 	for _, leg := range l.Legs {
 		if leg.GetTreeId() == id && drive.Based(leg) {
 			p.Base = baseOf(leg)
