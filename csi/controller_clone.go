@@ -217,6 +217,9 @@ func (s *controllerServer) inPlace(ctx context.Context, c creation, v *pb.Volume
 // clone creates the volume of a request that has a source.
 func (s *controllerServer) clone(ctx context.Context, c creation) (*pb.Volume, error) {
 	from, c, err := s.origin(ctx, c)
+	if err == nil {
+		err = c.checkSchedule()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -48,6 +48,7 @@ func (s *controllerServer) ControllerExpandVolume(ctx context.Context, r *csi.Co
 	if v, err = s.expand(ctx, v, sizes); err != nil {
 		return nil, err
 	}
+	end() // the wait keeps no node from letting the volume go, which may be what it waits for
 	if v, err = s.grown(ctx, v, raw); err != nil {
 		return nil, err
 	}

@@ -62,7 +62,7 @@ func (s *controllerServer) ControllerPublishVolume(ctx context.Context, r *csi.C
 	case r.GetVolumeCapability() == nil:
 		return nil, status.Error(codes.InvalidArgument, "volume_capability: missing")
 	}
-	end, err := s.ops.start(id, "ControllerPublishVolume")
+	end, err := s.ops.startOn(id, node, "ControllerPublishVolume")
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (s *controllerServer) ControllerUnpublishVolume(ctx context.Context, r *csi
 	if err := missingID(id); err != nil {
 		return nil, err
 	}
-	end, err := s.ops.start(id, "ControllerUnpublishVolume")
+	end, err := s.ops.startOn(id, node, "ControllerUnpublishVolume")
 	if err != nil {
 		return nil, err
 	}

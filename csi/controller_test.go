@@ -275,6 +275,79 @@ func TestOperationsOnOneVolumeDoNotOverlap(t *testing.T) {
 	}
 }
 
+// A CO calls for each node by itself, and a reader that is slow to come or go keeps no other one waiting.
+func TestOperationsForTwoNodesGoOnSideBySide(t *testing.T) {
+	o := newOperations()
+	end, err := o.startOn(firstID, "n1", "ControllerUnpublishVolume")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := o.startOn(firstID, "n2", "ControllerPublishVolume")
+	if err != nil {
+		t.Fatalf("for another node: %v", err)
+	}
+	for _, node := range []string{"", "n1", "n2"} {
+		if _, err := o.startOn(firstID, node, "SomeRPC"); status.Code(err) != codes.Aborted {
+			t.Errorf("for node %q meanwhile: %v, want Aborted", node, err)
+		}
+	}
+	end()
+	other()
+	if end, err = o.start(firstID, "DeleteVolume"); err != nil {
+		t.Fatalf("after both: %v", err)
+	}
+	if _, err := o.startOn(firstID, "n1", "SomeRPC"); status.Code(err) != codes.Aborted {
+		t.Errorf("for a node while an operation concerns all: %v, want Aborted", err)
+	}
+	if end(); len(o.under) != 0 {
+		t.Errorf("%v is left", o.under)
+	}
+}
+
+// What an expansion waits for may be a node that is lost: it has to be detached from.
+func TestAnExpansionThatWaitsForADeviceDoesNotKeepTheVolume(t *testing.T) {
+	m := newFakeManager()
+	walked(t, m, 2)
+	m.stuck = true // no device grows
+	s := testController(m)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+			VolumeId: firstID, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30}, VolumeCapability: capability(multiWriter, "", true),
+		})
+		ended <- err
+	}()
+	free := func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return slices.Contains(m.calls, "ExpandVolume")
+	}
+	for end := time.Now().Add(10 * time.Second); !free(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the expansion does not begin")
+		}
+	}
+	var err error
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		var done func()
+		if done, err = s.ops.startOn(firstID, "n1", "ControllerUnpublishVolume"); err == nil {
+			done()
+			break
+		}
+	}
+	if err != nil {
+		t.Errorf("while the expansion waits: %v", err)
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("the expansion has ended meanwhile: %v", err)
+	default:
+	}
+	cancel()
+	<-ended
+}
+
 func TestCreateVolumeCodes(t *testing.T) {
 	set := func(f func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest { return createRequest("pvc-1", f) }
 	for _, test := range []struct {
@@ -365,6 +438,29 @@ func TestAVolumeIsCreatedAsItsAttributesClassSays(t *testing.T) {
 	v := m.volumes[firstID]
 	if v.Layout.Copies != 3 || v.Labels["tier"] != "gold" || v.ScrubEverySeconds != 7*24*3600 || m.made != 1 {
 		t.Errorf("%d volumes, the first is %v", m.made, v)
+	}
+}
+
+// The CO takes such an answer for one after which there is no volume, so it would never delete one.
+func TestNoVolumeIsLeftWhereItsAttributesClassIsRefused(t *testing.T) {
+	for name, class := range map[string]map[string]string{
+		"nothing to compare": {"copies": "1", "scrubEvery": "7d"},
+		"scrubs too often":   {"scrubEvery": "30m"},
+		"scrubs too slow":    {"scrubRate": "32KiB"},
+		"rebuilds too slow":  {"rebuildRate": "500KiB"},
+	} {
+		m := newFakeManager()
+		r := createRequest("pvc-1", func(r *csi.CreateVolumeRequest) { r.MutableParameters = class })
+		if _, err := testController(m).CreateVolume(t.Context(), r); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "mutable_parameters: ") || m.made != 0 {
+			t.Errorf("%s: CreateVolume = %v, with %d volumes made; want InvalidArgument that names the parameter, and none", name, err, m.made)
+		}
+	}
+	m := newFakeManager()
+	r := createRequest("pvc-1", func(r *csi.CreateVolumeRequest) {
+		r.MutableParameters = map[string]string{"copies": "1", "scrubEvery": "off", "scrubRate": "off", "rebuildRate": "1MiB"}
+	})
+	if _, err := testController(m).CreateVolume(t.Context(), r); err != nil {
+		t.Errorf("CreateVolume with what the manager accepts = %v", err)
 	}
 }
 

@@ -180,11 +180,23 @@ func (s *controllerServer) create(ctx context.Context, c creation) (*pb.Volume, 
 	if c.source.kind != "" {
 		return s.clone(ctx, c)
 	}
+	if err := c.checkSchedule(); err != nil {
+		return nil, err
+	}
 	v, err := s.cfg.Manager.CreateVolume(ctx, c.request())
 	if err != nil {
 		return nil, s.creationRefused(ctx, c, err)
 	}
 	return v, nil
+}
+
+// checkSchedule refuses what the manager would refuse once the volume is there: then nobody would delete the
+// volume, since the CO takes such an answer for one after which there is none.
+func (c creation) checkSchedule() error {
+	if every := c.mutable.ScrubEverySeconds; every == nil || *every == 0 || c.params.copies > 1 {
+		return nil
+	}
+	return status.Errorf(codes.InvalidArgument, "mutable_parameters: %s: the volume has one copy: there is nothing to compare it with", paramScrubEvery)
 }
 
 // creationRefused adds the distinctions that the manager's answer does not make.

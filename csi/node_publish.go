@@ -110,9 +110,9 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 	return notOurs(a, s.kernel.Bind(a.number, req.path, req.target, req.readOnly))
 }
 
-// stageAnew stages the volume again if it is staged from an attachment that has ended. The kubelet does
-// that only when no pod of the node wants the volume any more, and a pod's successor may be there before
-// the pod is gone.
+// stageAnew stages the volume again if it is staged from an attachment that has ended, or if an attempt to do so
+// has failed half way, so that nothing is mounted. The kubelet does that only when no pod of the node wants the
+// volume any more, and a pod's successor may be there before the pod is gone.
 func (s *nodeServer) stageAnew(ctx context.Context, t *task, a attachment, req publishing) error {
 	if req.block {
 		return nil
@@ -121,7 +121,7 @@ func (s *nodeServer) stageAnew(ctx context.Context, t *task, a attachment, req p
 	if err != nil {
 		return unavailable(a, err)
 	}
-	if m, mounted := all.At(req.path); !mounted || s.deviceOf(m) == a.number {
+	if m, mounted := all.At(req.path); mounted && s.deviceOf(m) == a.number {
 		return nil
 	}
 	return s.stage(ctx, t, req.staged)

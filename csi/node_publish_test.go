@@ -22,8 +22,9 @@ import (
 
 func TestPublishChecksThatTheStagedDeviceIsTheVolumes(t *testing.T) {
 	w := newNodeWorld(t)
-	refused(t, "publish of what is not staged", w.publishErr(), codes.FailedPrecondition, "not staged")
 	succeeds(t, "stage", w.stageErr())
+	w.publish.VolumeCapability.GetMount().FsType = "xfs"
+	refused(t, "publish as another file system", w.publishErr(), codes.FailedPrecondition, "ext4", "xfs")
 	w.publish.StagingTargetPath = ""
 	refused(t, "publish without a staging path", w.publishErr(), codes.FailedPrecondition, "staging_target_path")
 }
@@ -50,6 +51,23 @@ func TestThePodAfterAnEpochHasEndedGetsTheNewDevice(t *testing.T) {
 				t.Errorf("the old pod has %+v, want what it had", m)
 			}
 		})
+	}
+}
+
+// To stage again may fail after the old file system was unmounted. Nobody but the next attempt to publish makes up
+// for that.
+func TestAPodIsPublishedAfterAnAttemptThatFailedHalfWay(t *testing.T) {
+	w := newNodeWorld(t)
+	succeeds(t, "stage", w.stageErr())
+	disk := w.attachAnew()
+	if err := w.kernel.Unmount(w.stage.StagingTargetPath, false); err != nil {
+		t.Fatal(err)
+	}
+	succeeds(t, "publish", w.publishErr())
+	for _, path := range []string{w.publish.TargetPath, w.stage.StagingTargetPath} {
+		if m, ok := w.mountedAt(path); !ok || m.Device != disk.number {
+			t.Errorf("%s has %+v, want the new device %s", path, m, disk.number)
+		}
 	}
 }
 

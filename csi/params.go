@@ -48,6 +48,8 @@ var (
 
 	paramTransport = block.PropertyTransport.Parameter
 	paramFSType    = block.PropertyFileSystem.Parameter
+
+	paramScrubEvery = "scrubEvery"
 )
 
 // fileSystems are the ones that the node service can make and grow.
@@ -189,21 +191,31 @@ var mutable = map[string]func(u *pb.UpdateVolumeRequest, value string) error{
 		u.Authentication = value
 		return oneOf(value, block.PropertyAuthentication.Words()...)
 	},
-	"rebuildRate": func(u *pb.UpdateVolumeRequest, value string) error {
-		rate, err := block.ParseRate(value)
-		u.RebuildBytesPerSecond = proto.Uint64(uint64(rate))
+	"rebuildRate": func(u *pb.UpdateVolumeRequest, value string) (err error) {
+		u.RebuildBytesPerSecond, err = parseRate(value, block.MinRebuildRate)
 		return err
 	},
-	"scrubEvery": func(u *pb.UpdateVolumeRequest, value string) error {
+	paramScrubEvery: func(u *pb.UpdateVolumeRequest, value string) error {
 		every, err := block.ParseInterval(value)
+		if err == nil && every != 0 && (every < block.MinScrubEvery || every > block.MaxScrubEvery) {
+			err = fmt.Errorf("%q: must be at least an hour and at most ten years, or %s for never", value, block.Off)
+		}
 		u.ScrubEverySeconds = proto.Uint64(uint64(every / time.Second))
 		return err
 	},
-	"scrubRate": func(u *pb.UpdateVolumeRequest, value string) error {
-		rate, err := block.ParseRate(value)
-		u.ScrubBytesPerSecond = proto.Uint64(uint64(rate))
+	"scrubRate": func(u *pb.UpdateVolumeRequest, value string) (err error) {
+		u.ScrubBytesPerSecond, err = parseRate(value, block.MinScrubRate)
 		return err
 	},
+}
+
+// parseRate reads a rate within the manager's bounds: it refuses another one only when the volume is there.
+func parseRate(value string, least block.Size) (*uint64, error) {
+	rate, err := block.ParseRate(value)
+	if err == nil && rate != 0 && rate < least {
+		err = fmt.Errorf("%q: must be at least %v, or %s for no limit", value, least, block.Off)
+	}
+	return proto.Uint64(uint64(rate)), err
 }
 
 // parseMutable checks the parameters of a VolumeAttributesClass; an error is

@@ -54,6 +54,7 @@ type Guards struct {
 	Nodes     int              // how many nodes have a target
 	Replicas  int              // how many guards are wanted
 	Cordoned  []string         // the nodes with a target that take no pods
+	Former    []string         // nodes with a stage that are no nodes with a target any more
 	// On are the guards on nodes that are cordoned or have a stage, without those that are ending. They
 	// were looked for after the budget was read.
 	On map[string][]Guard
@@ -203,6 +204,9 @@ func sortNodes(k Guards) (s nodeSets) {
 	all := slices.Concat(k.Cordoned, slices.Collect(maps.Keys(k.Stages)))
 	slices.Sort(all)
 	for _, node := range slices.Compact(all) {
+		if slices.Contains(k.Former, node) {
+			continue // its stage is forgotten, so that there is no guard for it any more
+		}
 		cordoned, guarded, stage := slices.Contains(k.Cordoned, node), len(k.On[node]) > 0, k.Stages[node]
 		switch {
 		case guarded && cordoned:

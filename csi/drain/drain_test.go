@@ -99,6 +99,9 @@ func (w *world) Guards(context.Context) (Guards, error) {
 		if pod := w.guards[n]; pod != "" {
 			k.On[n] = []Guard{{Pod: pod}}
 		}
+		if !slices.Contains(w.nodes, n) && !w.cordoned[n] {
+			k.Former = append(k.Former, n)
+		}
 	}
 	return k, nil
 }
@@ -258,6 +261,26 @@ func TestThereIsAGuardForEachNode(t *testing.T) {
 	w.uncordon("t3")
 	if w.look(t); w.replicas != 2 {
 		t.Errorf("of 2 nodes, the guards stay %d", w.replicas)
+	}
+}
+
+// A node that was drained, and is then taken out of the cluster, keeps no stage, and no guard waits for it.
+func TestADrainedNodeCanBeRemoved(t *testing.T) {
+	w := newWorld("t1", "t2")
+	w.cordoned["t2"] = true
+	w.look(t)
+	if err := w.evict("t2"); err != nil {
+		t.Fatal(err)
+	}
+	if w.look(t); w.stages["t2"] != Left {
+		t.Fatalf("the drained node has the stage %q, want %q", w.stages["t2"], Left)
+	}
+	w.nodes = []string{"t1"}
+	w.uncordon("t2") // with its node
+	w.look(t)
+	w.look(t)
+	if len(w.stages) != 0 || w.replicas != 1 {
+		t.Errorf("after the node was removed the stages are %v, and %d guards are wanted; want none and 1", w.stages, w.replicas)
 	}
 }
 

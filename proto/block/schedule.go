@@ -12,6 +12,15 @@ import (
 // Off is the word for no limit, or for never.
 const Off = "off"
 
+// Bounds of what a volume's schedule may say; 0 is never, or no limit. A host compares 512 KiB at a time,
+// and copies as much, to up to 16 places at once.
+const (
+	MinScrubEvery  = time.Hour
+	MaxScrubEvery  = 10 * 366 * 24 * time.Hour
+	MinScrubRate   = 64 * KiB
+	MinRebuildRate = MiB
+)
+
 // ParseRate reads the bytes of a second, as ParseSize does; "off" is 0, no limit.
 func ParseRate(text string) (Size, error) {
 	if text == Off {

@@ -121,7 +121,7 @@ type TreeReport struct {
 // leg's label was written.
 func (d *DriveReport) cut(l evidence.LegLabel, boot string) bool {
 	known := l.Incarnation != "" && d.Incarnation != ""
-	return l.Boot != boot || known && l.Incarnation != d.Incarnation
+	return l.Boot != boot || known && !block.SameIncarnation(l.Incarnation, d.Incarnation)
 }
 
 // LegReport is a leg as its target sees it.

@@ -18,10 +18,6 @@ import (
 // file keeps their history, says how far they are, and gives detached volumes to hosts that copy;
 // sync.go decides when rebuilds begin and end.
 
-// minRebuildRate bounds the rate of rebuilds from below: a host copies 512 KiB at a time, to up to
-// 16 places at once.
-const minRebuildRate = block.MiB
-
 // mostPastRebuilds is about how many rebuilds that have ended a record keeps.
 const mostPastRebuilds = 8
 
@@ -181,8 +177,8 @@ func (t *tx) setRebuildRate(v *Volume, rate *block.Size) error {
 	switch {
 	case rate == nil || *rate == v.RebuildRate:
 		return nil
-	case *rate != 0 && *rate < minRebuildRate:
-		return invalid("rebuild_bytes_per_second", "%v: must be at least %v, or 0 for no limit", *rate, minRebuildRate)
+	case *rate != 0 && *rate < block.MinRebuildRate:
+		return invalid("rebuild_bytes_per_second", "%v: must be at least %v, or 0 for no limit", *rate, block.MinRebuildRate)
 	}
 	t.volume(v.ID).RebuildRate = *rate
 	text := "its legs are rebuilt without a limit of the rate"

@@ -30,14 +30,9 @@ import (
 // Times of scrubs. They use the wall clock, because a schedule outlives managers. A clock that is
 // wrong makes a scrub early or late, which harms no data.
 const (
-	scrubNote     = time.Minute // the position of a scrub is recorded that often
-	scrubLook     = time.Minute // schedules are looked at that often
-	minScrubEvery = time.Hour
-	maxScrubEvery = 10 * 366 * 24 * time.Hour
+	scrubNote = time.Minute // the position of a scrub is recorded that often
+	scrubLook = time.Minute // schedules are looked at that often
 )
-
-// minScrubRate bounds a scrub's rate from below: a host reads 512 KiB at a time.
-const minScrubRate = 64 * block.KiB
 
 // mostPastScrubs is how many scrubs before the last one a record keeps.
 const mostPastScrubs = 8
@@ -292,8 +287,8 @@ func (in ScrubVolume) check(v *Volume) error {
 		return invalid("stop", "only one of stop, pause, resume and repair can be asked for")
 	case len(in.From) > 0 && !in.Repair:
 		return invalid("from", "names the copies that are right, which only a repair needs")
-	case in.Rate != 0 && in.Rate < minScrubRate:
-		return invalid("bytes_per_second", "%v: must be at least %v, or 0 for no limit", in.Rate, minScrubRate)
+	case in.Rate != 0 && in.Rate < block.MinScrubRate:
+		return invalid("bytes_per_second", "%v: must be at least %v, or 0 for no limit", in.Rate, block.MinScrubRate)
 	}
 	for i, l := range in.From {
 		if slices.ContainsFunc(in.From[:i], func(o ScrubLeg) bool { return o.Column == l.Column }) {
@@ -679,14 +674,14 @@ func (t *tx) schedule(v *Volume, every *time.Duration, rate *block.Size) error {
 }
 
 func (v *Volume) checkSchedule(every *time.Duration, rate *block.Size) error {
-	if rate != nil && *rate != 0 && *rate < minScrubRate {
-		return invalid("scrub_bytes_per_second", "%v: must be at least %v, or 0 for no limit", *rate, minScrubRate)
+	if rate != nil && *rate != 0 && *rate < block.MinScrubRate {
+		return invalid("scrub_bytes_per_second", "%v: must be at least %v, or 0 for no limit", *rate, block.MinScrubRate)
 	}
 	switch {
 	case every == nil || *every == 0:
 	case v.Layout.Copies == 1:
 		return invalid("scrub_every_seconds", "volume %s has one copy: there is nothing to compare it with", v.Name)
-	case *every < minScrubEvery || *every > maxScrubEvery:
+	case *every < block.MinScrubEvery || *every > block.MaxScrubEvery:
 		return invalid("scrub_every_seconds", "%v: must be at least an hour and at most ten years, or 0 for never", *every)
 	}
 	return nil

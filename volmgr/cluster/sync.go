@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -587,9 +586,7 @@ func (t *tx) losses(id block.VolumeID, why string, lost func(*Leg) bool) {
 }
 
 // drivesReturned applies lossOf to the legs on drives that were away or failed a flush, and
-// so may have lost cached writes though their target has not booted. An incarnation is a number,
-// followed by ".", and the kernel's number of the disk if the agent can tell it: earlier versions
-// could not for a partition.
+// so may have lost cached writes though their target has not booted.
 func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 	for _, d := range t.s.recordedDrives(name) {
 		r, seen := on.drives[d.ID]
@@ -597,8 +594,7 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 			continue
 		}
 		t.drives.edit(d.ID).Incarnation = r.Incarnation
-		learned := !strings.Contains(d.Incarnation, ".") && strings.HasPrefix(r.Incarnation, d.Incarnation+".")
-		if d.Incarnation == "" || learned || booted || !t.volatileCache(d.ID) {
+		if d.Incarnation == "" || block.SameIncarnation(d.Incarnation, r.Incarnation) || booted || !t.volatileCache(d.ID) {
 			continue
 		}
 		t.event(event.Warning, event.DriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())

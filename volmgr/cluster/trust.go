@@ -199,7 +199,7 @@ func (in RevokeAccess) apply(t *tx) (view, error) {
 			return func(*State) any { return revoked }, nil
 		}
 		return nil, &Error{Kind: FailedPrecondition, Text: fmt.Sprintf("%v: a manager has the authority's key, so its certificates cannot be revoked", in.Subject),
-			Hint: "remove it with `weft volmgr remove`, and rotate the authority with `weft ca rotate`"}
+			Hint: "remove it with `weft volmgr remove` if it is a member, and rotate the authority with `weft ca rotate`"}
 	}
 	revoked := t.revoke(in.Subject)
 	if len(revoked) == 0 && in.Subject.Role == "" {
