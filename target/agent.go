@@ -146,6 +146,7 @@ type Agent struct {
 	leaving atomic.Bool
 	// lingers: an order is still carried out. The locks stay until the process has ended.
 	lingers atomic.Bool
+	drives  <-chan struct{} // closed when all drives are that Run had open; nil before its end
 	// counting reads the figures of the present data path; nil until it serves.
 	counting atomic.Pointer[counting]
 	// newest is the newest order acted on; Run reads it.
@@ -314,7 +315,7 @@ func (a *Agent) succeed(ctx context.Context, base *pb.TargetReport) error {
 // serve runs the agent in one data path.
 func (a *Agent) serve(ctx context.Context, base *pb.TargetReport) error {
 	drives := newOpenDrives(a.kernel.hardware, a.log)
-	defer func() { drives.closeAll(endsWithin(ctx)) }()
+	defer func() { a.drives = drives.closeAll(endsWithin(ctx)) }()
 	found := discovery.New(a.config.discovery(a.takeDiscovery(), a.log))
 	defer func() { a.close(ctx, drives, found) }()
 	g, ctx := errgroup.WithContext(ctx)
@@ -354,6 +355,20 @@ func (a *Agent) close(serving context.Context, drives *openDrives, found *discov
 // Lingers reports whether Run has left an order that is still carried out. The locks of the node then
 // stay until the process has ended.
 func (a *Agent) Lingers() bool { return a.lingers.Load() }
+
+// AwaitDrives waits, after Run, until its drives have ended their last flushes, or limit has passed. A process
+// that ends before does not note that one has failed, for the next one, which cannot open the drive before.
+func (a *Agent) AwaitDrives(limit time.Duration) {
+	if a.drives == nil {
+		return
+	}
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-a.drives:
+	case <-late.C:
+	}
+}
 
 // base returns the part of the report that does not change.
 func (a *Agent) base() (*pb.TargetReport, error) {

@@ -408,29 +408,30 @@ func (o *openDrives) replaced(device string, id block.DriveID) {
 	}
 }
 
-// closeAll closes all drives side by side, since each flushes what its drive has in its cache. One that takes
-// longer than limit stays locked until this process ends.
-func (o *openDrives) closeAll(limit time.Duration) {
+// closeAll closes all drives side by side, since each flushes what its drive has in its cache. It returns after
+// limit in any case; closed is closed when all are, and until then those that are late stay locked.
+func (o *openDrives) closeAll(limit time.Duration) (closed <-chan struct{}) {
 	o.mu.Lock()
 	drives := o.drives
 	o.drives, o.closed = map[block.DriveID]*openDrive{}, true
 	o.mu.Unlock()
-	ended := make(chan struct{}, len(drives))
+	var closing sync.WaitGroup
 	for id, d := range drives {
-		go func() {
-			o.close(id, d)
-			ended <- struct{}{}
-		}()
+		closing.Go(func() { o.close(id, d) })
 	}
-	late := time.After(limit)
-	for left := len(drives); left > 0; left-- {
-		select {
-		case <-ended:
-		case <-late:
-			o.log.Error("drives not closed; they stay locked until this process ends", "drives", left, "after", limit)
-			return
-		}
+	all := make(chan struct{})
+	go func() {
+		closing.Wait()
+		close(all)
+	}()
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-all:
+	case <-late.C:
+		o.log.Error("a drive does not end its last flush; it stays locked", "after", limit)
 	}
+	return all
 }
 
 // list returns the devices and the open drives; ok is false until the first scan is done.

@@ -167,7 +167,7 @@ func TestADriveThatHangsDoesNotKeepAnAgentFromItsEnd(t *testing.T) {
 	if err := s.refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.closeAll(100 * time.Millisecond)
+	all := s.closeAll(100 * time.Millisecond)
 	for range 2 {
 		select {
 		case path := <-h.closed:
@@ -178,8 +178,14 @@ func TestADriveThatHangsDoesNotKeepAnAgentFromItsEnd(t *testing.T) {
 			t.Fatal("the drives that answer are not closed")
 		}
 	}
+	select {
+	case <-all:
+		t.Error("all drives are said to be closed, and one hangs")
+	default:
+	}
 	close(h.until["/dev/d1"])
 	<-h.closed
+	<-all
 }
 
 func TestAQuestionAboutADriveThatHangsIsAnswered(t *testing.T) {

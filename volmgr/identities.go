@@ -392,7 +392,18 @@ func (m *Manager) keepOwn(ctx context.Context, keys *pki.Keyring, all []trust.Au
 	if _, err := m.step(ctx, cluster.ManagersSign{}); err != nil {
 		return err
 	}
-	return keepTrusted(keys, list(all, func(a trust.Authority) []byte { return a.Cert }))
+	return errors.Join(keepTrusted(keys, list(all, func(a trust.Authority) []byte { return a.Cert })), keyless(keys.Authorities(), all))
+}
+
+// keyless says which recorded authority's key is not with the manager that leads, although another one's is: the
+// one that has made it led only for a moment, and only who leads gives keys.
+func keyless(have []*x509.Certificate, all []trust.Authority) error {
+	for _, a := range all {
+		if !slices.ContainsFunc(have, func(c *x509.Certificate) bool { return pki.Hash(c) == a.Hash }) {
+			return fmt.Errorf("the key of authority %s is not here, so nobody gets a certificate of it: let the manager lead again that began the rotation (`weft volmgr transfer`)", a.Hash)
+		}
+	}
+	return nil
 }
 
 func made(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) }

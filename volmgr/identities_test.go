@@ -459,6 +459,21 @@ func TestAManagerWithoutALeaderKeepsItsCertificate(t *testing.T) {
 	}
 }
 
+// A manager that begins a rotation and leads no more a moment later is the only one with the new key.
+func TestAManagerThatLeadsWithoutAKeySaysSo(t *testing.T) {
+	s := newSecured(t)
+	next, err := pki.NewAuthority(s.m.cluster, s.now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.m.step(t.Context(), cluster.AddAuthority{Hash: next.Hash(), Cert: next.Cert.Raw}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.m.keepKeysOnce(t.Context()); err == nil || !strings.Contains(err.Error(), next.Hash()) || !strings.Contains(err.Error(), "weft volmgr transfer") {
+		t.Errorf("without the key of an authority it says %v", err)
+	}
+}
+
 // An authority whose key is lost everywhere, or was rotated after the backup that is restored, is
 // replaced by the one that "weft ca init" has made.
 func TestALostAuthorityIsReplaced(t *testing.T) {

@@ -159,6 +159,19 @@ func (g Guards) Guards(ctx context.Context) (drain.Guards, error) {
 	for _, o := range cordoned.Items {
 		k.Cordoned = append(k.Cordoned, o.Metadata.Name)
 	}
+	for _, node := range slices.Sorted(maps.Keys(k.Stages)) {
+		if slices.Contains(k.Cordoned, node) {
+			continue
+		}
+		var same list
+		query := url.Values{"fieldSelector": {"metadata.name=" + node}, "labelSelector": {labels(targets.Spec.Template.Spec.NodeSelector)}}
+		if err := g.get(ctx, "/api/v1/nodes?"+query.Encode(), &same); err != nil {
+			return drain.Guards{}, fmt.Errorf("look up node %s: %w", node, err)
+		}
+		if len(same.Items) == 0 {
+			k.Former = append(k.Former, node)
+		}
+	}
 	for _, node := range slices.Concat(k.Cordoned, slices.Collect(maps.Keys(k.Stages))) {
 		all, err := g.on(ctx, node, labels(budget.Spec.Selector.MatchLabels))
 		if err != nil {

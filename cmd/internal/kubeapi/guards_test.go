@@ -42,11 +42,14 @@ func newCluster(t *testing.T) (cluster, Guards) {
 		"/apis/apps/v1/namespaces/weft-system/statefulsets/weft-guard/scale":                            `{"spec":{"replicas":0}}`,
 		"/apis/apps/v1/namespaces/weft-system/daemonsets/weft-target":                                   `{"spec":{"template":{"spec":{"nodeSelector":{"weft.dev/storage":"true"}}}},"metadata":{"generation":2},"status":{"observedGeneration":2,"desiredNumberScheduled":3}}`,
 		"/api/v1/nodes?fieldSelector=spec.unschedulable%3Dtrue&labelSelector=weft.dev%2Fstorage%3Dtrue": `{"items":[{"metadata":{"name":"t1"}}]}`,
+		"/api/v1/nodes?fieldSelector=metadata.name%3Dt2&labelSelector=weft.dev%2Fstorage%3Dtrue":        `{"items":[{"metadata":{"name":"t2"}}]}`,
+		"/api/v1/nodes?fieldSelector=metadata.name%3Dt3&labelSelector=weft.dev%2Fstorage%3Dtrue":        `{"items":[]}`,
 		"/api/v1/namespaces/weft-system/pods?fieldSelector=spec.nodeName%3Dt1&labelSelector=component%3Dguard%2Cname%3Dweft": `{"items":[
 			{"metadata":{"name":"weft-guard-0","uid":"u0"},"status":{"phase":"Running"}},
 			{"metadata":{"name":"weft-guard-1","uid":"u1","deletionTimestamp":"2026-11-26T00:00:00Z"},"status":{"phase":"Running"}},
 			{"metadata":{"name":"weft-guard-2","uid":"u2"},"status":{"phase":"Failed"}}]}`,
 		"/api/v1/namespaces/weft-system/pods?fieldSelector=spec.nodeName%3Dt2&labelSelector=component%3Dguard%2Cname%3Dweft": `{"items":[]}`,
+		"/api/v1/namespaces/weft-system/pods?fieldSelector=spec.nodeName%3Dt3&labelSelector=component%3Dguard%2Cname%3Dweft": `{"items":[]}`,
 	} {
 		object := map[string]any{}
 		if err := json.Unmarshal([]byte(text), &object); err != nil {
@@ -103,11 +106,12 @@ func TestGuardsAreReadAndPermitted(t *testing.T) {
 	if diff := cmp.Diff(want, k); err != nil || diff != "" {
 		t.Fatalf("Guards: %v\n%s", err, diff)
 	}
-	stages := map[string]drain.Stage{"t1": drain.MayLeave, "t2": drain.Left}
+	stages := map[string]drain.Stage{"t1": drain.MayLeave, "t2": drain.Left, "t3": drain.Left}
 	if err := errors.Join(g.Permit(t.Context(), "7", []string{"weft-guard-0"}, stages), g.Scale(t.Context(), 3)); err != nil {
 		t.Fatal(err)
 	}
-	want.Version, want.Stages, want.Permitted, want.Replicas, want.On["t2"] = "8", stages, []string{"weft-guard-0"}, 3, nil
+	want.Version, want.Stages, want.Permitted, want.Replicas, want.On["t2"], want.On["t3"] = "8", stages, []string{"weft-guard-0"}, 3, nil, nil
+	want.Former = []string{"t3"}
 	k, err = g.Guards(t.Context())
 	if diff := cmp.Diff(want, k); err != nil || diff != "" {
 		t.Fatalf("Guards after that: %v\n%s", err, diff)

@@ -64,8 +64,8 @@ It can join again with a new token.
 
 A node's attachments and exports go on until they are detached or fenced: its
 agent can record nothing any more. Without --role, every role of the name is
-revoked. A manager's certificate cannot be: it has the authority's key. Use "weft
-volmgr remove", and then "weft ca rotate".
+revoked. A manager's certificate cannot be while it is a member: it has the
+authority's key. Use "weft volmgr remove", and then "weft ca rotate".
 
 "weft node remove" revokes the node's certificates too.`,
 		Example: `  weft access revoke --person ada

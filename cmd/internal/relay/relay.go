@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"weft.dev/weft/cmd/internal/daemon"
 	"weft.dev/weft/target"
@@ -153,9 +154,14 @@ func (r *Target) await(ctx context.Context) bool {
 	}
 }
 
+// lastFlush is how long a drive's last flush keeps the process from its end, when another one serves already or
+// nobody does. systemd and the kubelet end it earlier.
+const lastFlush = 5 * time.Minute
+
 // Serve runs agents: one, and after each handover that fails another one, which takes over from the
 // one before it in this process.
 func (r *Target) Serve(ctx context.Context, run func() error) error {
+	defer r.AwaitDrives(lastFlush)
 	for {
 		err := run()
 		if r.next == nil || !errors.Is(err, daemon.ErrHandOver) {

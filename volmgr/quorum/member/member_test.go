@@ -134,8 +134,15 @@ func TestChangesOfTheMembers(t *testing.T) {
 		t.Errorf("Remove of the last voter = %v", err)
 	}
 	for range 2 {
-		if err := ask(quorum.AddLearner{Ticket: 1001, Member: quorum.Member{ID: 9, Address: "m9"}}); err != nil {
+		if err := ask(quorum.AddLearner{Ticket: 1001, Member: quorum.Member{ID: 9, Address: "m9", Name: "nine"}}); err != nil {
 			t.Errorf("AddLearner = %v", err)
+		}
+	}
+	for what, like := range map[string]quorum.Member{
+		"address": {ID: 10, Address: "m9"}, "name": {ID: 10, Address: "m10", Name: "nine"},
+	} {
+		if err := ask(quorum.AddLearner{Ticket: 1005, Member: like}); !errors.Is(err, quorum.ErrRefused) {
+			t.Errorf("AddLearner of one with the %s of another = %v", what, err)
 		}
 	}
 	if err := ask(quorum.AddLearner{Ticket: 1002, Member: quorum.Member{ID: 9, Address: "elsewhere"}}); !errors.Is(err, quorum.ErrRefused) {
