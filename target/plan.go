@@ -107,8 +107,15 @@ func makePlan(s seen, w wanted, legDir string, portals []block.Portal) plan {
 		p.space(id, d)
 		p.endFlattening(id, d)
 	}
+	wanted := map[block.LegID]bool{}
 	for _, l := range w.legs {
 		p.leg(l)
+		wanted[l.id] = true
+	}
+	for id := range s.mapped {
+		if !wanted[id] {
+			p.leave(id)
+		}
 	}
 	p.exports()
 	p.admissions()

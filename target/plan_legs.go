@@ -21,6 +21,31 @@ import (
 )
 
 func (p *planner) leg(w wantedLeg) {
+	if !p.legNow(w) {
+		p.leave(w.id)
+	}
+}
+
+// leave has a leg leave a tree that has stopped, although it is not to be served now: the tree is opened again,
+// for the others, when all have left it.
+func (p *planner) leave(id block.LegID) {
+	state, ok := p.seen.mapped[id]
+	if !ok || !state.Live {
+		return
+	}
+	number, tree, ok := userspace.TreeOf(state.Table)
+	if !ok {
+		return
+	}
+	for _, d := range p.seen.drives {
+		if d.number == number && d.trees[tree].Err != "" {
+			p.order(mapLeg{id, dm.Step{Op: dm.OpReload, Device: state.Device()}})
+		}
+	}
+}
+
+// legNow is leg; false: it has not come to the leg's device, and does not remove it.
+func (p *planner) legNow(w wantedLeg) bool {
 	have, ok := p.seen.drives[w.drive]
 	cause := "drive " + w.drive.String() + " is not here"
 	if ok {
@@ -28,7 +53,7 @@ func (p *planner) leg(w wantedLeg) {
 	}
 	if w.GetRemove() {
 		p.removeLeg(w, have.label, cause)
-		return
+		return true
 	}
 	if cause == "" {
 		cause = p.unservable(w, have)
@@ -36,29 +61,29 @@ func (p *planner) leg(w wantedLeg) {
 	report := &pb.LegReport{LegId: w.GetLegId(), Error: cause}
 	p.plan.legs = append(p.plan.legs, report)
 	if cause != "" {
-		return
+		return false
 	}
 	if cause = p.mappedLeg(w, have, report); cause != "" {
 		report.Error = cause
-		return
+		return false
 	}
 	record := legRecord(have.label, w.id)
 	change, err := recordChange(record, w)
 	if err != nil {
 		report.Error = err.Error()
 		p.problem(legKey(w.id), "record", "%v", err)
-		return
+		return false
 	}
 	if change != "" && !p.prepares(w, record) {
 		p.order(putLeg{w.drive, w, p.floor(w.volume), change, have.identity()})
 	}
 	if record == nil {
-		return
+		return false
 	}
 	p.prepare(w, record, report)
 	p.base(w, have, record, report)
 	if !drive.Ready(record) {
-		return
+		return false
 	}
 	mapped := p.mapLeg(w, have, record)
 	large := mapped > 0 && mapped >= confirmed(w)
@@ -67,6 +92,7 @@ func (p *planner) leg(w wantedLeg) {
 	report.SizeBytes = uint64(p.usable(w, mapped))
 	p.ready[w.id] = large
 	p.flatten(w, have, record, report)
+	return true
 }
 
 // flatten says how far a leg is from needing nothing of other volumes' legs, and orders that it be

@@ -721,3 +721,50 @@ func TestACopyMayMakeATreeOfItsOwn(t *testing.T) {
 		}
 	}
 }
+
+// A tree that has stopped is opened again when all its legs have left it, also those that cannot be served now.
+func TestALegLeavesATreeThatHasStoppedWhateverKeepsItFromBeingServed(t *testing.T) {
+	tree := legID(9).String()
+	n := block.DeviceNumber{Major: 8}
+	run := []*pb.Extent{{Start: 0, Count: 1}}
+	for name, c := range map[string]struct {
+		stopped string
+		wanted  func(*pb.WantedLeg, *pb.LegLabel)
+		gone    bool // nobody wants it
+		want    bool
+	}{
+		"it works":                       {wanted: func(*pb.WantedLeg, *pb.LegLabel) {}},
+		"it has stopped":                 {stopped: "lost", wanted: func(*pb.WantedLeg, *pb.LegLabel) {}, want: true},
+		"the manager has not judged yet": {stopped: "lost", wanted: func(l *pb.WantedLeg, _ *pb.LegLabel) { l.Incarnation = "7" }, want: true},
+		"its record is not prepared":     {stopped: "lost", wanted: func(_ *pb.WantedLeg, r *pb.LegLabel) { r.Zeroed = false }, want: true},
+		"nobody wants it":                {stopped: "lost", wanted: func(*pb.WantedLeg, *pb.LegLabel) {}, gone: true, want: true},
+	} {
+		w := want().leg(1, 1, 1, 0).sized(256 * block.MiB)
+		l := w.Legs[0]
+		l.Image, l.TreeId, l.SizeBytes = pb.ImageKind_IMAGE_KIND_MAPPED, tree, uint64(256*block.MiB)
+		record := &pb.LegLabel{LegId: legID(1).String(), Image: l.Image, TreeId: tree, Revision: l.GetRevision(), Volume: l.GetVolume(), Zeroed: true}
+		c.wanted(l, record)
+		if c.gone {
+			w.Legs = nil
+		}
+		label := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: 2 * block.GiB, Legs: []*pb.LegLabel{record}, Trees: []*pb.TreeLabel{{TreeId: tree, Extents: run, Formatted: true}}}
+		name1 := dmPrefix + legID(1).String()
+		s := seen{
+			drives: map[block.DriveID]driveSeen{driveID(1): {label: label, number: n, trees: map[string]userspace.TreeSeen{tree: {Err: c.stopped}}}},
+			mapped: map[block.LegID]dm.State{legID(1): {
+				Info:  dm.Info{Name: name1, UUID: name1, Number: block.DeviceNumber{Major: 9, Minor: 1}, Live: true},
+				Table: userspace.MappedTable(n, tree, legID(1), 256*block.MiB),
+			}},
+			names: map[block.LegID]string{legID(1): dm.NodePath(block.DeviceNumber{Major: 9, Minor: 1})},
+		}
+		reloads := 0
+		for _, o := range makePlan(s, parseWanted(w.TargetWanted), "/dev/weft/leg", nil).orders {
+			if m, ok := o.(mapLeg); ok && m.step.Op == dm.OpReload {
+				reloads++
+			}
+		}
+		if c.want != (reloads == 1) || reloads > 1 {
+			t.Errorf("%s: %d orders to reload its device, want one: %t", name, reloads, c.want)
+		}
+	}
+}

@@ -238,6 +238,9 @@ func forwardDone(below *block.IO) {
 	} else if len(f.batch) > 0 || err != nil {
 		leg.tree.flushed(f.batch, err)
 	}
+	if f.slot == 0 && err == nil {
+		err = leg.tree.Err()
+	}
 	f.io, f.leg, f.gate, f.batch, below.Data, below.Err = nil, nil, nil, nil, nil, nil
 	forwards.Put(f)
 	gate.leave()

@@ -715,6 +715,18 @@ func TestATreeStopsWhenItsDriveHasLostWrites(t *testing.T) {
 			}
 			d.broken = nil
 		},
+		"another leg's flush fails, and its own, behind it, does not": func(d *drive, losses *uint64, leg *Leg) {
+			d.broken = func(io *block.IO) error {
+				if io.Op == block.OpFlush {
+					*losses++
+				}
+				return nil
+			}
+			if err := block.Flush(leg); !errors.Is(err, ErrFailed) {
+				t.Errorf("a flush that knows nothing of the loss = %v", err)
+			}
+			d.broken = nil
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d, losses := &drive{size: testSize, volatile: true, base: newImage(nil), img: newImage(nil)}, uint64(0)

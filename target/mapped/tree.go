@@ -225,6 +225,9 @@ func (t *Tree) flush() error {
 	batch := t.space.takeQuarantine()
 	err := block.Flush(t.below)
 	t.flushed(batch, err)
+	if err == nil { // another flush may have failed meanwhile, and this one not
+		err = t.Err()
+	}
 	return err
 }
 

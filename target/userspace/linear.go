@@ -52,11 +52,12 @@ func (l *linear) failed() bool {
 	return ok && m.tree.Err() != nil
 }
 
-// losses returns the losses of the drive below.
+// losses returns the losses of the drive below. While there is no table, as while a tree that has stopped is
+// opened again, it is a number that no drive has.
 func (l *linear) losses() uint64 {
 	t := l.take()
 	if t == nil {
-		return 0
+		return ^uint64(0)
 	}
 	defer t.release()
 	return t.below.Losses()

@@ -40,12 +40,12 @@ func (h *held) reclaimAll(name string, t *openTree) {
 	defer cancel()
 	for more := true; more; {
 		err := t.Reclaim(ctx)
+		h.noteUnreclaimed(ctx, name, t, err)
 		if id, rate := h.toSettle(t); err == nil && !id.IsZero() {
 			if err := h.settleNow(ctx, t, id, rate); t.settled(ctx, err) {
 				h.drives.log.Warn("a leg is not copied back to its own place; it is tried again", "leg", id, "err", err)
 			}
 		}
-		h.noteUnreclaimed(ctx, name, t, err)
 		more = h.reclaimed(name, t, err)
 	}
 }
@@ -53,6 +53,9 @@ func (h *held) reclaimAll(name string, t *openTree) {
 // noteUnreclaimed notes why space has not come free, for Trees, and has that tried again: a host may write anew
 // what could not be read, or discard it.
 func (h *held) noteUnreclaimed(ctx context.Context, name string, t *openTree, err error) {
+	if t.retry != nil {
+		t.retry.Stop()
+	}
 	if err == nil {
 		t.unreclaimed.Store(nil)
 		t.pause = 0
@@ -65,7 +68,7 @@ func (h *held) noteUnreclaimed(ctx context.Context, name string, t *openTree, er
 	t.unreclaimed.Store(&why)
 	t.pause = min(max(2*t.pause, tryAgain), tryAgainMost)
 	h.drives.log.Warn("the space of deleted snapshots or clones has not come free; it is tried again", "tree", name, "after", t.pause, "err", err)
-	time.AfterFunc(t.pause, func() {
+	t.retry = time.AfterFunc(t.pause, func() {
 		h.trees.turn <- struct{}{}
 		defer func() { <-h.trees.turn }()
 		if h.trees.get(name) == t {
@@ -90,7 +93,7 @@ func (h *held) reclaimed(name string, t *openTree, err error) (more bool) {
 	if h.trees.get(name) != t {
 		return false // it was closed, and all of it is gone
 	}
-	if err == nil && t.again {
+	if t.again && (err == nil || t.Err() == nil && t.unreclaimed.Load() != nil) { // more was deleted meanwhile
 		t.again = false
 		return true
 	}

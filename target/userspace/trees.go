@@ -33,6 +33,12 @@ func ThroughTree(t dm.Table) bool {
 	return ok
 }
 
+// TreeOf returns the drive and the tree through which a table reaches a leg; ok is false if it is none.
+func TreeOf(t dm.Table) (n block.DeviceNumber, tree string, ok bool) {
+	n, tree, _, ok = parseMapped(t)
+	return n, tree, ok
+}
+
 // parseMapped is the inverse of MappedTable; ok is false for another table.
 func parseMapped(t dm.Table) (n block.DeviceNumber, tree string, leg block.LegID, ok bool) {
 	if len(t) != 1 || t[0].Target.Type() != mappedRow {
@@ -69,7 +75,9 @@ type openTree struct {
 	unsettled  atomic.Pointer[string] // why the last Settle failed; nil: it did not
 
 	unreclaimed atomic.Pointer[string] // why space could not be given back; nil: it could
-	pause       time.Duration          // before it is tried again; used while reclaiming
+	// pause is for how long, and retry what has, space tried for again; used while reclaiming.
+	pause time.Duration
+	retry *time.Timer
 
 	flattening map[block.VolumeID]*flattening // guarded by trees.mu
 
@@ -355,8 +363,9 @@ type mappedLeg struct {
 	waits bool
 }
 
-// Losses also counts when the leg was made again of a snapshot: no list of writes has that.
-func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses() + m.Restored() }
+// Losses also counts when the leg was made again of a snapshot: no list of writes has that. That count begins
+// anew when the tree is opened again after a loss, so the two are apart.
+func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses()<<32 + m.Restored() }
 
 // Close waits for the turn, so it may take as long as opening a tree of the drive.
 func (m *mappedLeg) Close() error {

@@ -161,7 +161,11 @@ const lastFlush = 5 * time.Minute
 // Serve runs agents: one, and after each handover that fails another one, which takes over from the
 // one before it in this process.
 func (r *Target) Serve(ctx context.Context, run func() error) error {
-	defer r.AwaitDrives(lastFlush)
+	defer func() {
+		if r.Agent != nil { // it may have failed to start
+			r.AwaitDrives(lastFlush)
+		}
+	}()
 	for {
 		err := run()
 		if r.next == nil || !errors.Is(err, daemon.ErrHandOver) {
