@@ -58,19 +58,26 @@ func (p *planner) endFlattening(id block.DriveID, d driveSeen) {
 	}
 }
 
+// unreclaimed says which trees of a drive cannot give back what was deleted in them.
+func (p *planner) unreclaimed(id block.DriveID, d driveSeen) {
+	for _, tree := range d.trees {
+		if tree.Unreclaimed != "" && tree.Err == "" {
+			p.problem(driveKey(id), "give back the space of deleted snapshots and clones", "%s", tree.Unreclaimed)
+		}
+	}
+}
+
 // space orders what the trees of a drive need, and what they can do without. No manager is asked.
 func (p *planner) space(id block.DriveID, d driveSeen) {
 	if p.unusable(d) != "" {
 		return
 	}
+	p.unreclaimed(id, d)
 	if granted := p.want.space[id]; !d.label.Granted(granted) {
 		p.order(grantSpace{id, granted})
 	}
 	for _, t := range d.label.Trees {
 		tree, open := d.trees[t.GetTreeId()]
-		if tree.Unreclaimed != "" && tree.Err == "" {
-			p.problem(driveKey(id), "give back the space of deleted snapshots and clones", "%s", tree.Unreclaimed)
-		}
 		has, reserve := int(drive.CountExtents(t.GetExtents())), len(d.label.Reserve) > 0
 		switch {
 		case !open || tree.Err != "":

@@ -159,18 +159,9 @@ func (g Guards) Guards(ctx context.Context) (drain.Guards, error) {
 	for _, o := range cordoned.Items {
 		k.Cordoned = append(k.Cordoned, o.Metadata.Name)
 	}
-	for _, node := range slices.Sorted(maps.Keys(k.Stages)) {
-		if slices.Contains(k.Cordoned, node) {
-			continue
-		}
-		var same list
-		query := url.Values{"fieldSelector": {"metadata.name=" + node}, "labelSelector": {labels(targets.Spec.Template.Spec.NodeSelector)}}
-		if err := g.get(ctx, "/api/v1/nodes?"+query.Encode(), &same); err != nil {
-			return drain.Guards{}, fmt.Errorf("look up node %s: %w", node, err)
-		}
-		if len(same.Items) == 0 {
-			k.Former = append(k.Former, node)
-		}
+	var err error
+	if k.Former, err = g.former(ctx, k, labels(targets.Spec.Template.Spec.NodeSelector)); err != nil {
+		return drain.Guards{}, err
 	}
 	for _, node := range slices.Concat(k.Cordoned, slices.Collect(maps.Keys(k.Stages))) {
 		all, err := g.on(ctx, node, labels(budget.Spec.Selector.MatchLabels))
@@ -180,6 +171,24 @@ func (g Guards) Guards(ctx context.Context) (drain.Guards, error) {
 		k.On[node] = all
 	}
 	return k, nil
+}
+
+// former is the nodes with a stage that a selector of nodes does not select, or that are not there.
+func (g Guards) former(ctx context.Context, k drain.Guards, selector string) (all []string, err error) {
+	for _, node := range slices.Sorted(maps.Keys(k.Stages)) {
+		if slices.Contains(k.Cordoned, node) {
+			continue
+		}
+		var same list
+		query := url.Values{"fieldSelector": {"metadata.name=" + node}, "labelSelector": {selector}}
+		if err := g.get(ctx, "/api/v1/nodes?"+query.Encode(), &same); err != nil {
+			return nil, fmt.Errorf("look up node %s: %w", node, err)
+		}
+		if len(same.Items) == 0 {
+			all = append(all, node)
+		}
+	}
+	return all, nil
 }
 
 // labels is a label selector.
