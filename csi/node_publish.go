@@ -75,12 +75,9 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 	if req.target, err = s.kernel.Resolve(req.target); err != nil {
 		return unavailable(a, err)
 	}
-	if err := s.stageAnew(ctx, t, a, req); err != nil {
-		return err
-	}
-	all, err := s.kernel.Mounts()
+	all, err := s.stageAnew(ctx, t, a, req)
 	if err != nil {
-		return unavailable(a, err)
+		return err
 	}
 	if err := s.checkStaged(a, req, all); err != nil {
 		return err
@@ -112,19 +109,20 @@ func (s *nodeServer) publish(ctx context.Context, t *task, req publishing) error
 
 // stageAnew stages the volume again if it is staged from an attachment that has ended, or if an attempt to do so
 // has failed half way, so that nothing is mounted. The kubelet does that only when no pod of the node wants the
-// volume any more, and a pod's successor may be there before the pod is gone.
-func (s *nodeServer) stageAnew(ctx context.Context, t *task, a attachment, req publishing) error {
-	if req.block {
-		return nil
-	}
+// volume any more, and a pod's successor may be there before the pod is gone. It returns what is mounted then.
+func (s *nodeServer) stageAnew(ctx context.Context, t *task, a attachment, req publishing) (mount.Table, error) {
 	all, err := s.kernel.Mounts()
-	if err != nil {
-		return unavailable(a, err)
+	if err != nil || req.block {
+		return all, unavailable(a, err)
 	}
 	if m, mounted := all.At(req.path); mounted && s.deviceOf(m) == a.number {
-		return nil
+		return all, nil
 	}
-	return s.stage(ctx, t, req.staged)
+	if err := s.stage(ctx, t, req.staged); err != nil {
+		return nil, err
+	}
+	all, err = s.kernel.Mounts()
+	return all, unavailable(a, err)
 }
 
 // notOurs recognizes the error for a device that has changed since it was checked.

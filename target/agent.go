@@ -359,14 +359,8 @@ func (a *Agent) Lingers() bool { return a.lingers.Load() }
 // AwaitDrives waits, after Run, until its drives have ended their last flushes, or limit has passed. A process
 // that ends before does not note that one has failed, for the next one, which cannot open the drive before.
 func (a *Agent) AwaitDrives(limit time.Duration) {
-	if a.drives == nil {
-		return
-	}
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	select {
-	case <-a.drives:
-	case <-late.C:
+	if a.drives != nil {
+		within(a.drives, limit)
 	}
 }
 

@@ -403,33 +403,39 @@ func TestALegThatTheDriveHasLostIsNotMadeAnew(t *testing.T) {
 	})
 }
 
+// carvingHangs has an agent carve a leg on a drive that hangs in it. It returns the wanted state without the leg,
+// and what lets the drive go on.
+func (w *world) carvingHangs() (gone *pb.TargetWanted, goOn func()) {
+	w.t.Helper()
+	w.run()
+	w.manager.set(want().drive(1).TargetWanted)
+	w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
+	m, err := w.medium("/dev/d1")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	hang := make(chan struct{})
+	m.set(func() { m.hang = hang })
+	wish := want().drive(1).leg(1, 1, 1, 0)
+	w.manager.set(wish.TargetWanted)
+	time.Sleep(hungAfter + time.Second)
+	gone = proto.CloneOf(wish.TargetWanted)
+	gone.Legs[0].Remove = true
+	return gone, func() {
+		m.set(func() { m.hang = nil })
+		close(hang)
+	}
+}
+
 func TestALegIsNotGoneWhileItsDriveIsBeingWritten(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
-		w.run()
-		w.manager.set(want().drive(1).TargetWanted)
-		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
-		m, err := w.medium("/dev/d1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		hang := make(chan struct{})
-		m.mu.Lock()
-		m.hang = hang
-		m.mu.Unlock()
-		wish := want().drive(1).leg(1, 1, 1, 0)
-		w.manager.set(wish.TargetWanted)
-		time.Sleep(hungAfter + time.Second) // carving it hangs
-		gone := proto.CloneOf(wish.TargetWanted)
-		gone.Legs[0].Remove = true
+		gone, goOn := w.carvingHangs()
 		w.manager.set(gone)
 		r := w.until("the removal is acted on", func(r *pb.TargetReport) bool { return r.GetGeneration() == 3 })
 		if legReport(r, 1) == nil {
 			t.Errorf("the report says that the leg is gone, and its record may still be written: %v", r)
 		}
-		m.mu.Lock()
-		m.hang = nil
-		m.mu.Unlock()
-		close(hang)
+		goOn()
 		w.until("gone", func(r *pb.TargetReport) bool { return legReport(r, 1) == nil && w.record(legID(1).String()) == nil })
 	})
 }
@@ -437,24 +443,10 @@ func TestALegIsNotGoneWhileItsDriveIsBeingWritten(t *testing.T) {
 // The write ends between the look at the labels and the plan, which then sees neither it nor the record.
 func TestALegIsNotGoneWhoseRecordHasJustBeenWritten(t *testing.T) {
 	at(t, func(t *testing.T, w *world) {
-		w.run()
-		w.manager.set(want().drive(1).TargetWanted)
-		w.until("drive in", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 1 })
-		m, err := w.medium("/dev/d1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		hang := make(chan struct{})
-		m.set(func() { m.hang = hang })
-		wish := want().drive(1).leg(1, 1, 1, 0)
-		w.manager.set(wish.TargetWanted)
-		time.Sleep(hungAfter + time.Second) // carving it hangs
-		gone := proto.CloneOf(wish.TargetWanted)
-		gone.Legs[0].Remove = true
+		gone, goOn := w.carvingHangs()
 		w.mu.Lock()
 		w.looking = func() {
-			m.set(func() { m.hang = nil })
-			close(hang)
+			goOn()
 			time.Sleep(100 * time.Millisecond)
 			if w.record(legID(1).String()) == nil {
 				t.Error("the record was not written meanwhile")

@@ -424,14 +424,22 @@ func (o *openDrives) closeAll(limit time.Duration) (closed <-chan struct{}) {
 		closing.Wait()
 		close(all)
 	}()
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	select {
-	case <-all:
-	case <-late.C:
+	if !within(all, limit) {
 		o.log.Error("a drive does not end its last flush; it stays locked", "after", limit)
 	}
 	return all
+}
+
+// within waits until a channel is closed, and reports whether that is so before limit.
+func within(closed <-chan struct{}, limit time.Duration) bool {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	select {
+	case <-closed:
+		return true
+	case <-late.C:
+		return false
+	}
 }
 
 // list returns the devices and the open drives; ok is false until the first scan is done.

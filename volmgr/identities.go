@@ -399,11 +399,16 @@ func (m *Manager) keepOwn(ctx context.Context, keys *pki.Keyring, all []trust.Au
 // one that has made it led only for a moment, and only who leads gives keys.
 func keyless(have []*x509.Certificate, all []trust.Authority) error {
 	for _, a := range all {
-		if !slices.ContainsFunc(have, func(c *x509.Certificate) bool { return pki.Hash(c) == a.Hash }) {
+		if !hasKey(have, a) {
 			return fmt.Errorf("the key of authority %s is not here, so nobody gets a certificate of it: let the manager lead again that began the rotation (`weft volmgr transfer`)", a.Hash)
 		}
 	}
 	return nil
+}
+
+// hasKey reports whether an authority is among those of which the key is here.
+func hasKey(have []*x509.Certificate, a trust.Authority) bool {
+	return slices.ContainsFunc(have, func(c *x509.Certificate) bool { return pki.Hash(c) == a.Hash })
 }
 
 func made(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) }
@@ -412,7 +417,7 @@ func made(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) 
 // records: none of their keys is here, and it is newer than each.
 func supersedes(newest *x509.Certificate, have []*x509.Certificate, all []trust.Authority) bool {
 	for _, a := range all {
-		if slices.ContainsFunc(have, func(c *x509.Certificate) bool { return pki.Hash(c) == a.Hash }) {
+		if hasKey(have, a) {
 			return false
 		}
 		cert, err := x509.ParseCertificate(a.Cert)

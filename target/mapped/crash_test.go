@@ -673,8 +673,7 @@ func TestFUAIsDurableWhateverIsInTheCache(t *testing.T) {
 				must(t, block.Do(leg, io))
 			}
 			for seed := range uint64(200) {
-				after, err := Open(testPlace(&drive{size: testSize, volatile: true, at: true, img: d.crash(rand.New(rand.NewPCG(seed, 1)), d.now())}))
-				must(t, err)
+				after := d.afterCut(t, seed, d.now())
 				l, err := after.Leg(id(1))
 				must(t, err)
 				if got := readObjectAt(t, l, 0, 16); got[0] != c.want {
@@ -685,8 +684,8 @@ func TestFUAIsDurableWhateverIsInTheCache(t *testing.T) {
 	}
 }
 
-// A discard clears a record, a durable write makes another one elsewhere, and a discard clears that: the drive may
-// keep the second clearing and lose the first. What was there before the durable write must not come back.
+// A discard clears a record, a durable write makes another record elsewhere, and a second discard clears that one.
+// A power cut may undo the first discard alone. The data from before the durable write must not come back.
 func TestADurableWriteIsTheEndOfWhatWasDiscardedBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &drive{size: testSize, volatile: true, base: newImage(nil), img: newImage(nil)}
@@ -711,8 +710,7 @@ func TestADurableWriteIsTheEndOfWhatWasDiscardedBefore(t *testing.T) {
 		}
 		must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: ChunkSize}))
 		for seed := range uint64(200) {
-			after, err := Open(testPlace(&drive{size: testSize, volatile: true, at: true, img: d.crash(rand.New(rand.NewPCG(seed, 1)), d.now())}))
-			must(t, err)
+			after := d.afterCut(t, seed, d.now())
 			l, err := after.Leg(id(1))
 			must(t, err)
 			if got := readObjectAt(t, l, 0, 1); got[0] == 1 {

@@ -68,6 +68,14 @@ type unreadError struct{ error }
 
 func (e *unreadError) Unwrap() error { return e.error }
 
+// unreadable returns the failure to read that an error is; nil if it is another one, or the tree has stopped.
+func (t *Tree) unreadable(err error) *unreadError {
+	if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+		return failed
+	}
+	return nil
+}
+
 // flatten makes all that a layer reads its own. If the layer is deleted meanwhile, there may be another
 // one that needs it.
 func (t *Tree) flatten(ctx context.Context, id uint32, pace func(ctx context.Context, n, left int64) error) error {
@@ -82,7 +90,7 @@ func (t *Tree) flatten(ctx context.Context, id uint32, pace func(ctx context.Con
 			return err
 		}
 		err := t.flattenChunk(id, chunk)
-		if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+		if failed := t.unreadable(err); failed != nil {
 			unread = cmp.Or(unread, failed)
 		} else if err != nil {
 			return err

@@ -578,8 +578,7 @@ func TestAFreezeIsDurable(t *testing.T) {
 		must(t, block.WriteAt(leg, tagged(3, 16), 0))
 		for seed := range uint64(400) {
 			cut := began + int(seed)%(d.now()-began+1)
-			after, err := Open(testPlace(&drive{size: testSize, volatile: true, at: true, img: d.crash(rand.New(rand.NewPCG(seed, 1)), cut)}))
-			must(t, err)
+			after := d.afterCut(t, seed, cut)
 			snapshot, err := after.Leg(id(2))
 			if errors.Is(err, ErrUnknown) && cut < answered {
 				continue
@@ -685,6 +684,14 @@ func TestAFreedChunkWaitsForAFlush(t *testing.T) {
 	}
 }
 
+// afterCut opens the tree as a power cut before event k may leave it, on a drive with a volatile cache.
+func (d *drive) afterCut(t *testing.T, seed uint64, k int) *Tree {
+	t.Helper()
+	tree, err := Open(testPlace(&drive{size: testSize, volatile: true, at: true, img: d.crash(rand.New(rand.NewPCG(seed, 1)), k)}))
+	must(t, err)
+	return tree
+}
+
 // forget makes the drive lose what it had in its cache alone.
 func (d *drive) forget() {
 	d.mu.Lock()
@@ -756,7 +763,7 @@ func TestATreeStopsWhenItsDriveHasLostWrites(t *testing.T) {
 			again, err := after.Leg(id(1))
 			must(t, err)
 			if got := readObjectAt(t, again, 0, 16); got[0] != 3 || got[15] != 3 {
-				t.Errorf("%s: what was written and flushed later is %v", name, got)
+				t.Errorf("%s: after a later write and a flush the leg has %v, want that write", name, got)
 			}
 		})
 	}

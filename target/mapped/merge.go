@@ -5,7 +5,6 @@ package mapped
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -32,7 +31,7 @@ func (t *Tree) Reclaim(ctx context.Context) error {
 			if err != nil {
 				err = fmt.Errorf("merge layer %d of tree %v into %d: %w", doomed, t.place.Tree, child, err)
 			}
-			if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+			if t.unreadable(err) != nil {
 				kept[doomed], unread = true, cmp.Or(unread, err)
 				continue
 			}
@@ -83,7 +82,7 @@ func (t *Tree) merge(ctx context.Context, doomed, child uint32) error {
 			return err
 		}
 		err := t.mergeChunk(chunk, doomed, child)
-		if failed := (*unreadError)(nil); errors.As(err, &failed) && t.Err() == nil {
+		if failed := t.unreadable(err); failed != nil {
 			unread = cmp.Or(unread, failed)
 		} else if err != nil {
 			return err

@@ -32,8 +32,8 @@ type Disk struct {
 	// CutAt is the operation, counted from 1 over those that change anything, in the middle of
 	// which the power is cut; 0 means none.
 	CutAt int
-	// FailSync makes every Sync of a file fail, as a drive does that cannot write. What was to be
-	// synced is not written by a later Sync either, as on Linux.
+	// FailSync makes every Sync of a file fail, as a drive does that cannot write. A later Sync does
+	// not write that data either, as on Linux.
 	FailSync bool
 }
 
@@ -44,7 +44,7 @@ type inode struct {
 	lost   [][2]int // from, to: what a Sync has failed to write
 }
 
-// written is what the drive has if all is written that ever will be.
+// written is the file with zeroes in place of the data that a Sync has failed to write.
 func (f *inode) written() []byte {
 	data := slices.Clone(f.data)
 	for _, l := range f.lost {
@@ -92,8 +92,8 @@ func durable(data []byte) *inode {
 	return &inode{data: slices.Clone(data), synced: slices.Clone(data), dirty: len(data)}
 }
 
-// remains is what is left of a file: what was synced, and of what was written since nothing, all,
-// or some blocks, the others being zeroes.
+// remains is the file after a power cut. The synced part is there. Of the rest there is nothing, all
+// of it, or some of its blocks, with zeroes in place of the others.
 func (f *inode) remains(random *rand.Rand) []byte {
 	written, same := f.written(), len(f.synced)
 	data := written[:same+random.IntN(len(written)-same+1)]
