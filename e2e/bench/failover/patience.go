@@ -53,12 +53,12 @@ func Patience(ctx context.Context, o LoadOptions) (retErr error) {
 		}
 		hosts = append(hosts, h)
 	}
-	for range cmp.Or(o.Burners, 2*runtime.NumCPU()) {
+	for i := range cmp.Or(o.Burners, 2*runtime.NumCPU()) {
 		self, err := self(Role, burnerRole)
 		if err != nil {
 			return err
 		}
-		if _, err := c.run("burner", self); err != nil {
+		if _, err := c.run(fmt.Sprintf("burner%d", i+1), self); err != nil {
 			return err
 		}
 	}
