@@ -113,6 +113,7 @@ type Config struct {
 	Datapath  Datapath // empty means Kernel
 	Files     []string // User: regular files used as drives; absolute paths
 	FilesOnly bool     // User: leave the machine's block devices alone
+	Rehearsal bool     // FilesOnly: nobody knows of what it serves, so it does not matter what the kernel exports
 
 	// Listen opens a portal. Medium wraps a drive's data when it is opened; Calls and Label stand
 	// between the drive's data or label and the kernel. User only; nil means the machine's own.
@@ -166,6 +167,8 @@ type Agent struct {
 
 	heard    bool // the stream to the manager is open, and has carried a wanted state
 	stopping bool // reports say so
+	allStop  bool // and that the kernel's exports end, too
+	beside   bool // the process exports something beside the kernel
 
 	// See handover.go.
 	estate  Estate            // of the previous process, and then for the next one
@@ -190,8 +193,10 @@ type kernel struct {
 	// integrity: it keeps legs with checksums.
 	integrity bool
 	thin      bool // serves mapped legs
+	// process has the exports of this process, beside the kernel's: see process.go. Nil: there are none.
+	process func() (exporter, error)
 	// paths says how many controllers a host may have of the exports that are made from now on.
-	// Nil where that has no limit, in the kernel.
+	// Nil where that has no limit, in the kernel alone.
 	paths func(map[block.NQN]int)
 	// keep notes what outlives the exports, and losses what the drives have lost, for the next process;
 	// adopt takes that over from the previous one, and settle lets hosts in. Nil in the kernel, where
@@ -377,9 +382,7 @@ func (a *Agent) base() (*pb.TargetReport, error) {
 		}
 		*field = strings.TrimSpace(string(text))
 	}
-	for _, p := range a.config.Portals {
-		r.Portals = append(r.Portals, portalMessage(p))
-	}
+	r.Portals = pbPortals(a.config.Portals)
 	return r, nil
 }
 
@@ -506,7 +509,7 @@ func (a *Agent) publish(r *pb.TargetReport) {
 }
 
 func (a *Agent) publishLocked(r *pb.TargetReport) {
-	r.Stopping = a.stopping
+	a.sayStoppingLocked(r)
 	a.report = r
 	close(a.changed)
 	a.changed = make(chan struct{})
@@ -527,7 +530,7 @@ func (c Config) kernel(hungry func()) (kernel, error) {
 	case len(c.Files) > 0 || c.FilesOnly:
 		return kernel{}, fmt.Errorf("files: only the data path %q takes files for drives", User)
 	}
-	return realKernel(c), nil
+	return kernelAndProcess(c, hungry)
 }
 
 // realKernel opens its parts on first use, and retries as long as one is missing: a module may be

@@ -111,6 +111,9 @@ func (t tools) do(ctx context.Context, o order) error {
 		if err != nil {
 			return err
 		}
+		if both, ok := m.(bothMappers); ok && o.process {
+			return both.process.Do(o.step)
+		}
 		return m.Do(o.step)
 	case nameLeg:
 		return t.names.Set(o.leg, o.node)

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+
+	"weft.dev/weft/proto/pb"
 )
 
 // An agent whose exports end when it stops says so first, and serves on until no host uses a leg
-// here that it can do without:
+// here that it can do without. Where some are the kernel's, that concerns the others, unless the machine stops:
 //
 //	stop asked ──► report: stopping ──► manager: legs stale ──► hosts leave them out
 //	                                                                 │
@@ -38,7 +40,7 @@ func (a *Agent) untilGoodbye(ctx context.Context) (context.Context, context.Canc
 
 // goodbye tells the manager that the exports are about to end, and returns when they may.
 func (a *Agent) goodbye(ctx context.Context) {
-	if a.config.Goodbye == nil || !a.config.Goodbye(ctx) || !a.part() {
+	if a.config.Goodbye == nil || !a.part(a.config.Goodbye(ctx)) {
 		return
 	}
 	began := time.Now()
@@ -54,22 +56,31 @@ func (a *Agent) goodbye(ctx context.Context) {
 }
 
 // part has all reports from now on say that the agent is stopping. It returns false if there is
-// no export that ends with it, or no manager to tell.
-func (a *Agent) part() bool {
+// no export that ends with it, or no manager to tell. all: the kernel's exports end too.
+func (a *Agent) part(all bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.heard || a.leaving.Load() || len(a.report.GetExports()) == 0 {
+	all = all && !a.leaving.Load() // what is left in the kernel stays there
+	ends := all && len(a.report.GetExports()) > 0 || a.beside
+	if !a.heard || !ends {
 		return false
 	}
-	a.stopping = true
+	a.stopping, a.allStop = true, all
 	a.publishLocked(proto.CloneOf(a.report))
 	return true
 }
 
-func (a *Agent) isStopping() bool {
+// sayStopping has a report say whether the agent is stopping. beside: the process exports something beside the
+// kernel.
+func (a *Agent) sayStopping(r *pb.TargetReport, beside bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.stopping
+	a.beside = beside
+	a.sayStoppingLocked(r)
+}
+
+func (a *Agent) sayStoppingLocked(r *pb.TargetReport) {
+	r.Stopping, r.ProcessStops = a.stopping && a.allStop, a.stopping && !a.allStop
 }
 
 // conversing notes whether a manager is listening, and whether it says that the agent may stop. An

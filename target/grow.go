@@ -68,6 +68,10 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	if exists {
 		got = append(got, state)
 	}
+	if exists && p.misplaced(w, state) {
+		p.order(mapLeg{leg: w.id, step: dm.Step{Op: dm.OpRemove, Device: state.Device()}})
+		return 0
+	}
 	deviceOf := func(record *pb.LegLabel, size block.Size) []dm.Device {
 		table := legDevice(d.number, record, w.id, size)
 		return []dm.Device{{Name: dmPrefix + w.id.String(), UUID: dmPrefix + w.id.String(), Table: table, Udev: dm.UdevInner}}
@@ -75,11 +79,11 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	device := func(size block.Size) []dm.Device { return deviceOf(record, size) }
 	size := legSize(w, record, state.Table.Size())
 	if exists && d.trees[record.GetTreeId()].Err != "" { // all I/O fails; opened again, the tree may work
-		p.order(mapLeg{w.id, dm.Step{Op: dm.OpReload, Device: device(size)[0]}})
+		p.order(mapLeg{leg: w.id, step: dm.Step{Op: dm.OpReload, Device: device(size)[0]}})
 		return 0
 	}
 	for _, s := range dm.Diff(got, device(size)) {
-		p.order(mapLeg{w.id, s})
+		p.order(mapLeg{w.id, s, s.Op == dm.OpCreate && p.seen.beside && w.GetProcess()})
 	}
 	fits := func(as *pb.LegLabel) bool { return len(dm.Diff(got, deviceOf(as, state.Table.Size()))) == 0 }
 	if !exists || !fits(record) && !fits(otherWay(record)) {
@@ -139,9 +143,19 @@ type sizes map[exportedNamespace]block.Size
 
 // revalidate makes nvmet read the size of devices that may have grown, and reports whether it did.
 // A kernel without the attribute reads the size whenever a host asks.
-func (r *reconciler) revalidate(ctx context.Context, e exporter, resizes []resize) bool {
+func (r *reconciler) revalidate(ctx context.Context, s seen, resizes []resize) bool {
 	done := false
 	for _, x := range resizes {
+		in := &r.exports
+		if s.process != nil {
+			if _, ours := s.process.Subsystem(x.nqn); ours {
+				in = r.process
+			}
+		}
+		e, err := in.get()
+		if err != nil {
+			continue
+		}
 		n, failures := e.Apply(ctx, []nvmet.Step{x.step()}, patience)
 		if n == 0 && len(failures) > 0 && !errors.Is(failures[0].Err, fs.ErrNotExist) {
 			r.failures = append(r.failures, failures...)

@@ -23,8 +23,8 @@ func TestALegWithAnImageOfAnUnknownKindIsNotPlanned(t *testing.T) {
 	}
 }
 
-// A leg with checksums is mapped where these can be kept, over the data of its extents alone; the
-// kernel's data path leaves it alone and says why.
+// A leg with checksums is mapped where these can be kept, over the data of its extents alone; a
+// target that keeps none leaves it alone and says why.
 func TestALegWithChecksumsIsMappedInUserSpaceAlone(t *testing.T) {
 	checked := func(w wish) wish {
 		for _, l := range w.Legs {
@@ -40,7 +40,7 @@ func TestALegWithChecksumsIsMappedInUserSpaceAlone(t *testing.T) {
 			w.manager.set(checked(want().drive(1).volume(1, 1, 1).sized(before)).TargetWanted)
 			if !able {
 				r := w.until("a refusal", func(r *pb.TargetReport) bool { return legReport(r, 1).GetError() != "" })
-				if r.GetIntegrity() || !strings.Contains(legReport(r, 1).GetError(), "only the user-space data path") || w.size() != 0 {
+				if r.GetIntegrity() || !strings.Contains(legReport(r, 1).GetError(), "which this target does not") || w.size() != 0 {
 					t.Errorf("reported %q, mapped %v", legReport(r, 1).GetError(), w.size())
 				}
 				return

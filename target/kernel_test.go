@@ -111,7 +111,7 @@ func growsOnTheKernel(t *testing.T, w *world) {
 	t.Helper()
 	imported := ""
 	if _, err := os.Stat("/dev/nvme-fabrics"); err == nil {
-		imported = connect(t, block.SubsystemNQN(volumeID(1), 1, host, "t1"))
+		imported = connect(t, 1, 4420)
 		if err := writeBlock(imported); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
 	w.run()
 	w.manager.set(onDrive(place(want().volume(1, 1, 1))))
 	w.until("export ready", exportsReady(1))
-	imported := connect(t, block.SubsystemNQN(volumeID(1), 1, host, "t1"))
+	imported := connect(t, 1, 4420)
 
 	// A leg that is not listed is left alone: the agent would resume its device.
 	w.manager.set(onDrive(want().admit(1, 1).export(1, 1, 0)))
@@ -226,6 +226,60 @@ func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
 	t.Logf("the host's write ended with %v", <-written)
 }
 
+// TestAProcessBesideTheExportsOnTheKernel has a plain leg and one in a tree on the same drive. The kernel exports
+// the first, and goes on when the agent has ended; the agent's process exports the second.
+func TestAProcessBesideTheExportsOnTheKernel(t *testing.T) {
+	w := kernelWorld(t)
+	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
+		t.Skipf("no NVMe host here: %v", err)
+	}
+	defer func() { w.stop() }()
+	both := func() wish {
+		plain, thin := place(want().volume(1, 1, 1)), want().volume(2, 1, 1).thin()
+		thin.Legs[0].Process, thin.Exports[0].Process = true, true
+		plain.Legs, plain.Exports, plain.Admissions = append(plain.Legs, thin.Legs...), append(plain.Exports, thin.Exports...), append(plain.Admissions, thin.Admissions...)
+		plain.Space = []*pb.WantedSpace{{DriveId: driveID(1).String(), Extents: []*pb.Extent{{Start: 1, Count: 1}}}}
+		return plain
+	}
+	w.run()
+	w.manager.set(onDrive(both()))
+	r := w.until("both exports", exportsReady(2))
+	if len(r.GetProcessPortals()) != 1 || len(r.GetProblems()) > 0 {
+		t.Errorf("reported %v, problems %v", r.GetProcessPortals(), r.GetProblems())
+	}
+	if c := w.exported(); len(c.Subsystems) != 1 {
+		t.Errorf("the kernel exports %v; want the plain leg alone", c.Subsystems)
+	}
+	plain, thin := connect(t, 1, 4420), connect(t, 2, 4422)
+	if err := errors.Join(writeBlock(plain), writeBlock(thin)); err != nil {
+		t.Fatal(err)
+	}
+	disconnect(t, block.SubsystemNQN(volumeID(2), 1, host, "t1"))
+	w.stop()
+	listens(t, "192.0.2.1:4422", false)
+	if err := writeBlock(plain); err != nil {
+		t.Errorf("without the agent: %v", err)
+	}
+	w.manager.forget()
+	w.run()
+	w.until("both exports again", exportsReady(2))
+	if err := errors.Join(writeBlock(plain), writeBlock(connect(t, 2, 4422))); err != nil {
+		t.Errorf("after a restart of the agent: %v", err)
+	}
+	disconnect(t, block.SubsystemNQN(volumeID(1), 1, host, "t1"))
+	disconnect(t, block.SubsystemNQN(volumeID(2), 1, host, "t1"))
+	gone := both().removed(1).removed(2)
+	gone.Exports, gone.Admissions = nil, nil
+	w.manager.set(onDrive(gone))
+	w.until("both legs freed", func(r *pb.TargetReport) bool {
+		return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
+	})
+	erased := onDrive(want())
+	erased.Drives[0].Remove = true
+	w.manager.set(erased)
+	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+}
+
 // kernelWorld is the machine that the test runs in, with an agent for its drive.
 func kernelWorld(t *testing.T) *world {
 	t.Helper()
@@ -258,18 +312,19 @@ func place(w wish) wish {
 	return w
 }
 
-// connect makes this machine a host of the export, and returns its device. A lost connection is
+// connect makes this machine a host of a volume's export, and returns its device. A lost connection is
 // given up soon, so that the write ends.
-func connect(t *testing.T, nqn block.NQN) string {
+func connect(t *testing.T, volume byte, port uint16) string {
 	t.Helper()
+	nqn := block.SubsystemNQN(volumeID(volume), 1, host, "t1")
 	before := glob(t, "/dev/nvme*n*")
 	f, err := os.OpenFile("/dev/nvme-fabrics", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close() //nolint:errcheck // the controller stays
-	options := fmt.Sprintf("transport=tcp,traddr=192.0.2.1,trsvcid=4420,nqn=%s,hostnqn=%s,hostid=%s,reconnect_delay=1,ctrl_loss_tmo=2,nr_io_queues=1",
-		nqn, host.NQN, host.ID)
+	options := fmt.Sprintf("transport=tcp,traddr=192.0.2.1,trsvcid=%d,nqn=%s,hostnqn=%s,hostid=%s,reconnect_delay=1,ctrl_loss_tmo=2,nr_io_queues=1",
+		port, nqn, host.NQN, host.ID)
 	if _, err := f.WriteString(options); err != nil {
 		t.Fatal(err)
 	}

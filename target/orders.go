@@ -104,8 +104,9 @@ type (
 		incarnation uint32
 	}
 	mapLeg struct {
-		leg  block.LegID
-		step dm.Step
+		leg     block.LegID
+		step    dm.Step
+		process bool // it is made in the process beside the kernel
 	}
 	// nameLeg points the leg's stable name at node; an empty node removes the name.
 	nameLeg struct {

@@ -26,6 +26,9 @@ type seen struct {
 	mapped  map[block.LegID]dm.State
 	names   map[block.LegID]string // where the leg's stable name leads
 	exports *nvmet.Config
+	// kernel and process are the parts of exports: see process.go. beside: there are two.
+	kernel, process *nvmet.Config
+	beside          bool
 	// listed are the subsystems whose hosts can take checkpoints of lists of writes.
 	listed []block.NQN
 
@@ -38,6 +41,7 @@ type seen struct {
 	authenticates pb.Ability
 	// integrity is whether legs with checksums can be kept.
 	integrity bool
+	readOnly  bool         // the kernel, or what stands in for it, has read-only exports
 	refusals  *pb.Refusals // nil: none, or they are not counted
 	// knownSize returns the size that nvmet is known to have read for a namespace.
 	knownSize func(exportedNamespace) block.Size
@@ -67,6 +71,7 @@ type driveSeen struct {
 type plan struct {
 	orders     []order
 	exports    nvmet.Config      // as nvmet should be
+	process    nvmet.Config      // as what this process exports beside nvmet should be
 	paths      map[block.NQN]int // controllers that a host may have; 1 if it is not listed
 	resizes    []resize
 	problems   []problem

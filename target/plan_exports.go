@@ -32,6 +32,11 @@ func (p *planner) exports() {
 	for _, portal := range p.portals {
 		p.plan.exports.Ports = append(p.plan.exports.Ports, nvmet.Port{Portal: portal})
 	}
+	if p.seen.beside {
+		for _, portal := range processPortals(p.portals) {
+			p.plan.process.Ports = append(p.plan.process.Ports, nvmet.Port{Portal: portal})
+		}
+	}
 	taken := map[block.LegID]block.NQN{}
 	for _, e := range p.want.exports {
 		p.export(e, taken)
@@ -48,28 +53,18 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		p.problem(object, exporting, "epoch %d is over; %d is admitted", e.epoch, floor)
 		return
 	}
+	if p.moves(e) {
+		p.problem(object, exporting, "it is still served in another place, as before a change of the target's data path")
+		return
+	}
+	by := p.part(&e)
 	s := e.subsystem()
 	old, exists := nvmet.Subsystem{}, false
 	if p.seen.exports != nil {
 		old, exists = p.seen.exports.Subsystem(s.NQN)
 	}
 	p.identify(e, &s, old)
-	for _, w := range e.namespaces {
-		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, s.NQN) {
-			p.problem(object, exporting, "leg %v is exported by %s", w.leg, other)
-			continue
-		}
-		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
-		// An existing export stays even if its drive has trouble: the host decides what an I/O
-		// error means, and removing the namespace would only add another one.
-		if cause := p.notYet(e, w); cause != "" && !slices.Contains(old.Namespaces, ns) {
-			p.problem(object, exporting, "leg %v: %s", w.leg, cause)
-			continue
-		}
-		taken[w.leg] = s.NQN
-		s.Namespaces = append(s.Namespaces, ns)
-	}
-	if len(s.Namespaces) == 0 && !exists {
+	if s.Namespaces = p.namespaces(e, old, taken); len(s.Namespaces) == 0 && !exists {
 		return
 	}
 	c := nvmet.Config{Subsystems: []nvmet.Subsystem{s}}
@@ -77,18 +72,54 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		p.problem(object, exporting, "%v", err)
 		return
 	}
-	p.plan.exports.Subsystems = append(p.plan.exports.Subsystems, s)
-	if e.keys != (nvmet.Keys{}) {
-		if p.plan.exports.Keys == nil {
-			p.plan.exports.Keys = map[block.NQN]nvmet.Keys{}
-		}
-		p.plan.exports.Keys[e.host] = e.keys
-	}
 	if n := e.GetPaths(); n > 1 {
 		p.plan.paths[s.NQN] = int(n)
 	}
-	for i := range p.plan.exports.Ports {
-		port := &p.plan.exports.Ports[i]
+	offer(by, s, e)
+}
+
+// part is the part of the plan to which an export belongs. nvmet has no read-only namespaces and refuses read-only
+// devices, so there all exports are writable.
+func (p *planner) part(e *wantedExport) *nvmet.Config {
+	if p.seen.beside && e.GetProcess() {
+		return &p.plan.process
+	}
+	e.readOnly = e.readOnly && p.seen.readOnly
+	return &p.plan.exports
+}
+
+// namespaces are those of an export that can be there now. old is what there is.
+func (p *planner) namespaces(e wantedExport, old nvmet.Subsystem, taken map[block.LegID]block.NQN) (all []nvmet.Namespace) {
+	object, n := "export "+e.GetNqn(), block.NQN(e.GetNqn())
+	for _, w := range e.namespaces {
+		if other, ok := taken[w.leg]; ok && !nvmet.Shares(other, n) {
+			p.problem(object, exporting, "leg %v is exported by %s", w.leg, other)
+			continue
+		}
+		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
+		// An existing export stays even if its drive has trouble: the host decides what an I/O
+		// error means, and removing the namespace would only add another one.
+		if cause := cmp.Or(p.notYet(e, w), p.elsewhere(e, w)); cause != "" && !slices.Contains(old.Namespaces, ns) {
+			p.problem(object, exporting, "leg %v: %s", w.leg, cause)
+			continue
+		}
+		taken[w.leg] = n
+		all = append(all, ns)
+	}
+	return all
+}
+
+// offer adds an export to a part of a plan, at all of its portals.
+func offer(by *nvmet.Config, s nvmet.Subsystem, e wantedExport) {
+	by.Subsystems = append(by.Subsystems, s)
+	if e.keys != (nvmet.Keys{}) {
+		if by.Keys == nil {
+			by.Keys = map[block.NQN]nvmet.Keys{}
+		}
+		by.Keys[e.host] = e.keys
+	}
+	for i := range by.Ports {
+		port := &by.Ports[i]
 		port.Subsystems = append(port.Subsystems, nvmet.LinkTo(s.NQN))
 	}
 }

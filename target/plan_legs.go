@@ -39,7 +39,7 @@ func (p *planner) leave(id block.LegID) {
 	}
 	for _, d := range p.seen.drives {
 		if d.number == number && d.trees[tree].Err != "" {
-			p.order(mapLeg{id, dm.Step{Op: dm.OpReload, Device: state.Device()}})
+			p.order(mapLeg{leg: id, step: dm.Step{Op: dm.OpReload, Device: state.Device()}})
 		}
 	}
 }
@@ -119,8 +119,8 @@ func (p *planner) unservable(w wantedLeg, on driveSeen) string {
 	switch {
 	case judged != "" && !block.SameIncarnation(judged, on.identity()):
 		return "its drive may have lost writes since the manager judged what it holds"
-	case drive.ImageOf(w).Checked() && !p.seen.integrity:
-		return "its volume keeps checksums, which only the user-space data path of a target does"
+	case drive.ImageOf(w).Checked() && (!p.seen.integrity || p.seen.beside && !w.GetProcess()):
+		return "its volume keeps checksums, which this target does not"
 	}
 	return ""
 }
@@ -192,6 +192,8 @@ func (p *planner) freezable(w wantedLeg) bool {
 }
 
 // base orders the next step of a plain leg on its way to a tree over it, or back.
+//
+// Branches: one for each step of the way, and what keeps a leg from it.
 func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb.LegReport) {
 	if drive.Mapped(record) || drive.ImageOf(record).Checked() || record.GetGoingBack() || d.trees == nil {
 		return
@@ -202,6 +204,8 @@ func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb
 	tree, open := d.trees[record.GetTreeId()]
 	wanted := drive.Based(w) && (record.GetTreeId() == w.GetTreeId() || record.GetTreeId() == "")
 	switch {
+	case p.seen.beside && drive.Based(record) != wanted: // the leg would change hands
+		p.problem(legKey(w.id), "give it a tree, or take that away", "only a target with `--datapath user` does that")
 	case drive.Based(record) && !wanted:
 		p.unbase(w, tree, order, report)
 	case drive.Based(record) || open: // its hosts leave the tree first
@@ -324,7 +328,7 @@ func (p *planner) removeLeg(w wantedLeg, label *drive.Label, cause string) {
 	}
 	state, mapped := p.seen.mapped[w.id]
 	if mapped {
-		p.order(mapLeg{w.id, dm.Step{Op: dm.OpRemove, Device: state.Device()}})
+		p.order(mapLeg{leg: w.id, step: dm.Step{Op: dm.OpRemove, Device: state.Device()}})
 	}
 	if named || mapped {
 		return

@@ -35,8 +35,11 @@ type reconciler struct {
 
 	mapper  lazy[mapper]
 	exports lazy[exporter]
-	lists   *lists // nil: none are kept apart from the exports
-	replace *nvmet.Replacements
+	process *lazy[exporter] // beside the kernel's; nil: there are none
+	lists   *lists          // nil: none are kept apart from the exports
+
+	openLists func() *lists // is called once; nil: it was, or there are none
+	replace   *nvmet.Replacements
 
 	left     bool             // the data path of an earlier agent is empty
 	cluster  block.ClusterID  // of what is exported
@@ -55,12 +58,12 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 		mapper: lazy[mapper]{open: a.kernel.mapper}, exports: lazy[exporter]{open: a.kernel.exports},
 		since: map[problem]time.Time{}, sizes: sizes{},
 	}
-	if a.kernel.lists != nil {
-		r.lists = a.kernel.lists()
+	if a.kernel.process != nil {
+		r.process = &lazy[exporter]{open: a.kernel.process}
 	}
+	r.openLists = a.kernel.lists
 	wake := func() { poke(a.wake) }
 	r.replace = nvmet.NewReplacements(wake)
-	r.lists.offer(r.replace.Ask)
 	do := func(ctx context.Context, o order) error {
 		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
 		err := t.do(ctx, o)
@@ -83,6 +86,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		return false // a report now would list the drives as gone
 	}
 	message := r.agent.currentWanted()
+	r.beginLists()
 	s, problems := r.observe(ctx, r.health.with(devices), drives, under)
 	if ctx.Err() != nil {
 		return false // the observation was interrupted and says nothing
@@ -94,9 +98,6 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.agent.obeyed(message.GetClusterId(), why)
 	}
 	want = want.noted(r.agent.newest, message)
-	if !r.agent.kernel.readOnly {
-		want.unprotected()
-	}
 	p := makePlan(s, want, r.legDir, r.agent.config.Portals)
 	p.problems = append(p.problems, problems...)
 	if want.cluster.IsZero() {
@@ -132,6 +133,16 @@ func (r *reconciler) closeLists() {
 	}
 }
 
+// beginLists opens the lists of writes. That takes a while, so hosts whose exports are taken over from another
+// process do not wait for it.
+func (r *reconciler) beginLists() {
+	if r.openLists == nil || !r.agent.isSettled() {
+		return
+	}
+	r.lists, r.openLists = r.openLists(), nil
+	r.lists.offer(r.replace.Ask)
+}
+
 // nothingLeft reports whether the data path is empty, for good: an export that is being replaced comes back.
 func (r *reconciler) nothingLeft(s seen) bool {
 	return s.exportsNothing() && r.replace.None() && r.jobs.none()
@@ -149,22 +160,31 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 		return false
 	}
 	r.lists.serve(ctx, p.exports) // before hosts can write, and withdrawn before they cannot
-	steps := nvmet.Diff(*s.exports, p.exports)
-	r.replace.Settle(*s.exports, p.exports, steps)
-	e, err := r.exports.get()
-	if len(steps)+len(p.resizes) == 0 || err != nil {
-		return false
-	}
+	steps := nvmet.Diff(*s.kernel, p.exports)
+	r.replace.Settle(*s.kernel, p.exports, steps)
 	if set := r.agent.kernel.paths; set != nil {
 		set(p.paths)
 	}
-	done, failures := e.Apply(ctx, steps, patience)
-	r.failures = failures
+	done := r.change(ctx, &r.exports, steps)
+	if s.process != nil {
+		done += r.change(ctx, r.process, nvmet.Diff(*s.process, p.process))
+	}
 	if done > 0 {
-		r.agent.log.Info("exports changed", "steps", done, "failed", len(failures))
+		r.agent.log.Info("exports changed", "steps", done, "failed", len(r.failures))
 		return true // a namespace to revalidate may be gone now
 	}
-	return r.revalidate(ctx, e, p.resizes)
+	return r.revalidate(ctx, s, p.resizes)
+}
+
+// change does steps in one of the two trees, and returns how many were done.
+func (r *reconciler) change(ctx context.Context, exports *lazy[exporter], steps []nvmet.Step) (done int) {
+	e, err := exports.get()
+	if len(steps) == 0 || err != nil {
+		return 0
+	}
+	done, failures := e.Apply(ctx, steps, patience)
+	r.failures = append(r.failures, failures...)
+	return done
 }
 
 // observe reads the state of the node; the problems tell what could not be read. under are the keys of the
@@ -191,18 +211,20 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	note("device mapper", err)
 	s.names, err = r.names.List()
 	note(r.legDir, err)
-	s.exports, s.busy, err = r.observeExports(ctx)
+	served, err := r.readExports(ctx)
+	s.exports, s.kernel, s.process, s.busy = served.all, served.kernel, served.process, served.busy
 	note("nvmet", err)
-	r.lists.track(s.mapped)
+	r.lists.track(kernelLegsOf(s.mapped))
 	s.listed = r.lists.served()
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
-	s.integrity = r.agent.kernel.integrity
+	s.beside = r.process != nil
+	s.integrity, s.readOnly = r.agent.kernel.integrity, r.agent.kernel.readOnly
 	if r.agent.kernel.refusals != nil {
 		s.refusals = r.agent.kernel.refusals()
 	}
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
-		s.replacing = r.replace.Begin(*s.exports)
+		s.replacing = r.replace.Begin(*s.kernel)
 	}
 	s.knownSize = func(x exportedNamespace) block.Size { return r.sizes[x] }
 	return s, problems
@@ -226,8 +248,8 @@ func (r *reconciler) observeLegs() (map[block.LegID]dm.State, error) {
 	return out, nil
 }
 
-func (r *reconciler) observeExports(ctx context.Context) (*nvmet.Config, func(block.NQN) bool, error) {
-	e, err := r.exports.get()
+func observeExports(ctx context.Context, exports *lazy[exporter]) (*nvmet.Config, func(block.NQN) bool, error) {
+	e, err := exports.get()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -267,7 +289,11 @@ func (r *reconciler) publish(s seen, p plan) {
 	}
 	problems = append(problems, r.agent.replacedProblem()...)
 	if s.exports != nil {
-		for _, c := range nvmet.Conflicts(*s.exports, p.exports) {
+		conflicts := nvmet.Conflicts(*s.kernel, p.exports)
+		if s.process != nil {
+			conflicts = append(conflicts, nvmet.Conflicts(*s.process, p.process)...)
+		}
+		for _, c := range conflicts {
 			problems = append(problems, problem{c.Object, exporting, c.Cause})
 		}
 	}
@@ -275,12 +301,17 @@ func (r *reconciler) publish(s seen, p plan) {
 		problems = append(problems, problem{exportObject(f.Step.Object), f.Step.String(), f.Err.Error()})
 	}
 	report := proto.CloneOf(r.base)
-	report.Generation, report.Stopping, report.Thin = r.reached, r.agent.isStopping(), r.agent.kernel.thin
+	report.Generation, report.Thin = r.reached, r.agent.kernel.thin
 	report.Snapshots, report.PlainSnapshots, report.Copies = report.Thin, report.Thin, report.Thin
+	r.agent.sayStopping(report, s.process != nil && len(s.process.Subsystems) > 0)
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}
 	fillReport(report, s, p, r.legDir, r.progress())
+	if s.beside { // managers of earlier versions would send hosts to the kernel for what these legs are
+		report.Thin, report.Snapshots, report.PlainSnapshots, report.Copies, report.Integrity = false, false, false, false, false
+		report.ProcessPortals = pbPortals(processPortals(r.agent.config.Portals))
+	}
 	if !r.cluster.IsZero() {
 		report.ClusterId = r.cluster.String()
 	}

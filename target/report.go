@@ -45,9 +45,10 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 	if s.exports == nil {
 		return
 	}
+	want := merged(p.exports, p.process)
 	for _, have := range s.exports.Subsystems {
 		if have.NQN.Ours() {
-			report.Exports = append(report.Exports, exportReport(have, s, p.exports, legDir))
+			report.Exports = append(report.Exports, exportReport(have, s, want, legDir))
 		}
 	}
 	// The manager takes an export that is not there for one that was given up.

@@ -107,8 +107,8 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if !drive.Mapped(w) {
 		return p.basedLeg(w, d, report)
 	}
-	if d.trees == nil {
-		return "it belongs to a thin volume, which only a target with `--datapath user` serves"
+	if d.trees == nil || p.seen.beside && !w.GetProcess() {
+		return "it belongs to a thin volume, which this target does not serve"
 	}
 	if cause := unrooted(w, d.label); cause != "" {
 		return cause
@@ -136,8 +136,8 @@ func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) strin
 			p.problem(legKey(w.id), "make room for a snapshot", "drive %v has no extent left for it", w.drive)
 		}
 		return ""
-	case d.trees == nil:
-		return "its volume has, or had, snapshots, which only a target with `--datapath user` serves"
+	case d.trees == nil || p.seen.beside && !w.GetProcess():
+		return "its volume has, or had, snapshots, which this target does not serve"
 	}
 	tree := d.trees[record.GetTreeId()]
 	report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])

@@ -16,14 +16,17 @@ import (
 // answerSupport answers questions for support bundles until ctx ends. It runs as long as the agent
 // works in one data path.
 func (a *Agent) answerSupport(ctx context.Context, drives *openDrives) {
-	mapper, exports := lazy[mapper]{open: a.kernel.mapper}, lazy[exporter]{open: a.kernel.exports}
+	mapper := lazy[mapper]{open: a.kernel.mapper}
 	s := &support.Agent{
 		Manager: a.config.Manager, Node: string(a.config.Node), Source: pb.SupportSource_SUPPORT_SOURCE_TARGET,
 		Collect: func(ctx context.Context) []support.File {
 			if refused := a.refuses(); refused != "" {
 				return []support.File{{Name: "all", Missing: refused}}
 			}
-			files := []support.File{legsTold(&mapper), exportsTold(ctx, &exports)}
+			files := []support.File{legsTold(&mapper), exportsTold(ctx, "nvmet.txt", a.kernel.exports)}
+			if p := a.kernel.process; p != nil {
+				files = append(files, exportsTold(ctx, "process.txt", p))
+			}
 			if a.config.Support != nil {
 				files = append(files, a.config.Support(ctx)...)
 			}
@@ -79,10 +82,9 @@ func legsTold(open *lazy[mapper]) support.File {
 	return support.Text(name, dm.Told(devices), err)
 }
 
-// exportsTold is what nvmet exports, or what stands in for it.
-func exportsTold(ctx context.Context, open *lazy[exporter]) support.File {
-	const name = "nvmet.txt"
-	e, err := open.get()
+// exportsTold is what nvmet exports, or what stands in for it or is beside it.
+func exportsTold(ctx context.Context, name string, open func() (exporter, error)) support.File {
+	e, err := open()
 	if err != nil {
 		return support.File{Name: name, Missing: err.Error()}
 	}

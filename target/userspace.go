@@ -18,55 +18,41 @@ import (
 
 // userKernel serves from this process in place of the kernel.
 func userKernel(c Config, hungry func()) (kernel, error) {
-	m, err := userspace.New(userspace.Config{
-		Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label, Hungry: hungry,
-		LossDir: filepath.Join("/", c.Root, "dev/weft/losses"), Log: c.Log,
-	})
+	m, err := newMachine(c, hungry, false)
 	if err != nil {
 		return kernel{}, err
 	}
-	return kernel{
+	k := kernel{
 		hardware: userDrives{m.Drives, sensors{c.Root}},
 		mapper:   func() (mapper, error) { return m.Legs, nil },
 		names:    m.Legs,
 		counting: &counting{legs: m.Legs.Figures},
 		exports:  func() (exporter, error) { return m.Exports.OpenTree() },
 		watch:    watchUser(c),
-		close:    m.Close,
 		readOnly: true, integrity: true, thin: true,
-		paths:    m.Exports.SetPaths,
-		refusals: m.Exports.Refusals,
-		before:   func() (kernel, bool, error) { return kernelBefore(c) },
-		keep: func(e *Estate) (err error) {
-			e.listeners, err = m.Exports.Keep()
-			e.controllers = m.Pass()
-			return err
-		},
-		losses: m.Drives.Unnoted,
-		adopt: func(e Estate) error {
-			losses, err := e.losses()
-			m.Drives.Adopt(losses, e.held())
-			m.Exports.Adopt(e.listeners, e.controllers)
-			return err
-		},
-		settle: m.Exports.Settle,
-	}, nil
+		before: func() (kernel, bool, error) { return kernelBefore(c, hungry) },
+	}
+	k.inProcess(m)
+	return k, nil
 }
 
 // kernelBefore is the kernel's data path if an earlier agent has left exports there: otherwise a
 // leg that is reported as fenced here could still be written there. An agent with files alone
 // cannot take it over.
-func kernelBefore(c Config) (kernel, bool, error) {
+func kernelBefore(c Config, hungry func()) (kernel, bool, error) {
 	served, err := kernelServes(c.Root)
 	switch {
 	case err != nil:
 		return kernel{}, false, err
 	case served == "":
 		return kernel{}, false, kernelLegs(c)
+	case c.Rehearsal:
+		return kernel{}, false, nil
 	case c.FilesOnly:
 		return kernel{}, false, fmt.Errorf("the kernel exports %s: run `weft target` with data path %q until it is detached, or restart the machine; then this process can serve instead", served, Kernel)
 	}
-	return realKernel(c), true, nil
+	k, err := kernelAndProcess(c, hungry)
+	return k, true, err
 }
 
 // userDrives adapts the drives to the hardware that openDrives expects.

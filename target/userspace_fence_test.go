@@ -21,6 +21,9 @@ func (w *world) connect(n byte, epoch block.Epoch) (*nvme.Controller, error) {
 }
 
 func (w *world) connectAs(host block.Host, n byte, epoch block.Epoch) (*nvme.Controller, error) {
+	if w.process {
+		return w.connectAt("192.0.2.1:4422", host, n, epoch)
+	}
 	return w.connectAt("192.0.2.1:4420", host, n, epoch)
 }
 
@@ -79,56 +82,65 @@ func TestAnAgentWithoutAManagerServesNothingNew(t *testing.T) {
 // A write of the old epoch hangs in a drive that does not answer. It delays the new epoch for as
 // long as it takes, and has then landed before it.
 func TestAFenceWaitsForTheWritesOfTheOldEpoch(t *testing.T) {
-	in(t, User, func(t *testing.T, w *world) {
-		w.run()
-		w.manager.set(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1).TargetWanted)
-		w.until("both exports ready", exportsReady(2))
-		old, leg := w.leg(1, 1, 0)
-		late := bytes.Repeat([]byte("x"), 4096)
-		m, err := w.medium("/dev/d1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		stuck := make(chan struct{})
-		m.set(func() { m.stuck = stuck })
-		free := sync.OnceFunc(func() { close(stuck) })
-		defer free()
-		written := make(chan error, 1)
-		go func() { written <- block.WriteAt(leg, late, 0) }()
-		time.Sleep(time.Second)
-
-		w.manager.set(want().drive(1).drive(2).leg(1, 1, 1, 0).admit(1, 2).volume(2, 2, 2).TargetWanted)
-		w.until("the other volume at its epoch", admitted(2, 2))
-		reports := w.manager.reported()
-		time.Sleep(20 * time.Second)
-		r := w.until("the fence is reported to wait", problemWith("fence epochs below 2"))
-		if admitted(1, 2)(r) || w.record(legID(1).String()).GetAdmittedEpoch() != 1 {
-			t.Error("epoch 2 is admitted while a write of epoch 1 is in the drive")
-		}
-		if sent := w.manager.reported() - reports; sent < 20 {
-			t.Errorf("%d reports in 20s, want one a second", sent)
-		}
-		if c, err := w.connect(1, 1); err == nil {
-			c.Cut()
-			t.Error("a host of epoch 1 was let in again")
-		}
-
-		old.Cut()
-		<-written // its outcome is unknown
-		m.set(func() { m.stuck = nil })
-		free()
-		w.until("epoch 2 admitted", admitted(1, 2))
-		w.manager.set(want().drive(1).volume(1, 1, 2).TargetWanted)
-		w.until("export of epoch 2 ready", func(r *pb.TargetReport) bool {
-			return len(r.GetExports()) == 1 && r.GetExports()[0].GetReady() && strings.Contains(r.GetExports()[0].GetNqn(), volumeID(1).String())
-		})
-		c, leg := w.leg(1, 2, 0)
-		got := make([]byte, 4096)
-		if err := block.ReadAt(leg, got, 0); err != nil || !bytes.Equal(got, late) {
-			t.Errorf("epoch 2 reads %q…, %v; want the late write, which landed before", got[:4], err)
-		}
-		c.Cut()
+	t.Run("in user space", func(t *testing.T) {
+		in(t, User, func(t *testing.T, w *world) { fenceWaits(t, w, func(w wish) wish { return w }) })
 	})
+	t.Run("beside the kernel", func(t *testing.T) {
+		in(t, besideKernel, func(t *testing.T, w *world) { fenceWaits(t, w, func(w wish) wish { return w.checked(1) }) })
+	})
+}
+
+// fenceWaits tries it with volume 1, which a wish is changed for so that this process serves it.
+func fenceWaits(t *testing.T, w *world, served func(wish) wish) {
+	t.Helper()
+	w.run()
+	w.manager.set(served(want().drive(1).drive(2).volume(1, 1, 1).volume(2, 2, 1)).TargetWanted)
+	w.until("both exports ready", exportsReady(2))
+	old, leg := w.leg(1, 1, 0)
+	late := bytes.Repeat([]byte("x"), 4096)
+	m, err := w.medium("/dev/d1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck := make(chan struct{})
+	m.set(func() { m.stuck = stuck })
+	free := sync.OnceFunc(func() { close(stuck) })
+	defer free()
+	written := make(chan error, 1)
+	go func() { written <- block.WriteAt(leg, late, 0) }()
+	time.Sleep(time.Second)
+
+	w.manager.set(served(want().drive(1).drive(2).leg(1, 1, 1, 0).admit(1, 2).volume(2, 2, 2)).TargetWanted)
+	w.until("the other volume at its epoch", admitted(2, 2))
+	reports := w.manager.reported()
+	time.Sleep(20 * time.Second)
+	r := w.until("the fence is reported to wait", problemWith("fence epochs below 2"))
+	if admitted(1, 2)(r) || w.record(legID(1).String()).GetAdmittedEpoch() != 1 {
+		t.Error("epoch 2 is admitted while a write of epoch 1 is in the drive")
+	}
+	if sent := w.manager.reported() - reports; sent < 20 {
+		t.Errorf("%d reports in 20s, want one a second", sent)
+	}
+	if c, err := w.connect(1, 1); err == nil {
+		c.Cut()
+		t.Error("a host of epoch 1 was let in again")
+	}
+
+	old.Cut()
+	<-written // its outcome is unknown
+	m.set(func() { m.stuck = nil })
+	free()
+	w.until("epoch 2 admitted", admitted(1, 2))
+	w.manager.set(served(want().drive(1).volume(1, 1, 2)).TargetWanted)
+	w.until("export of epoch 2 ready", func(r *pb.TargetReport) bool {
+		return len(r.GetExports()) == 1 && r.GetExports()[0].GetReady() && strings.Contains(r.GetExports()[0].GetNqn(), volumeID(1).String())
+	})
+	c, leg := w.leg(1, 2, 0)
+	got := make([]byte, 4096)
+	if err := block.ReadAt(leg, got, 0); err != nil || !bytes.Equal(got, late) {
+		t.Errorf("epoch 2 reads %q…, %v; want the late write, which landed before", got[:4], err)
+	}
+	c.Cut()
 }
 
 // A host sees the same as from the kernel, so an attachment survives a change of a target's data

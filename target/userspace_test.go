@@ -50,7 +50,11 @@ func TestNothingIsServedBesideTheKernel(t *testing.T) {
 		if serves, err := before(); serves || (err != nil) != want {
 			t.Errorf("with %q exported by the kernel, for an agent on files: it serves %v, %v; want an error %v", name, serves, err, want)
 		}
-		c.FilesOnly = false
+		c.Rehearsal = true
+		if serves, err := before(); serves || err != nil {
+			t.Errorf("with %q exported by the kernel, for a rehearsal: it serves %v, %v", name, serves, err)
+		}
+		c.FilesOnly, c.Rehearsal = false, false
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}

@@ -229,14 +229,6 @@ func parseKeys(m *pb.ExportKeys) (nvmet.Keys, error) {
 	return nvmet.KeysOf(k)
 }
 
-// unprotected makes all exports writable, also those to hosts that should only read: nvmet has no
-// read-only namespaces and refuses read-only devices.
-func (w *wanted) unprotected() {
-	for i := range w.exports {
-		w.exports[i].readOnly = false
-	}
-}
-
 // subsystem returns the export without its namespaces.
 func (e wantedExport) subsystem() nvmet.Subsystem {
 	s := nvmet.Subsystem{

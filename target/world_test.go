@@ -60,6 +60,9 @@ type world struct {
 	exports   *userspace.Exports
 	listeners map[block.Portal]*pipeListener
 
+	process bool               // one serves beside the kernel
+	beside  *userspace.Exports // of that process; nil: there is none
+
 	opening  func(path string) // is called before a drive is opened
 	looking  func()            // is called once, before the legs are looked at: the drives were before
 	sequence string            // of all disks
@@ -138,6 +141,9 @@ func (w *world) runUntil(operations int) {
 func (w *world) kernel(gate *gate) kernel {
 	if w.user || w.both {
 		return w.userKernel(gate)
+	}
+	if w.process {
+		return w.withProcess(gate)
 	}
 	return w.inKernel(gate)
 }
@@ -614,7 +620,7 @@ func (w *world) exported() exported {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return exported{c}
+	return exported{merged(c, w.exportedBeside())}
 }
 
 func (e exported) devicesOf() map[string]block.NQN {

@@ -5,6 +5,7 @@ package volmgr
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -140,7 +141,8 @@ func trimTarget(r *pb.TargetReport) {
 	shorten(&r.Version, &r.Kernel)
 	r.Labels = t.labels(r.Labels)
 	r.Portals = first(t, "portals", r.Portals, portalsMost)
-	for _, p := range r.Portals {
+	r.ProcessPortals = first(t, "process_portals", r.ProcessPortals, portalsMost)
+	for _, p := range slices.Concat(r.Portals, r.ProcessPortals) {
 		shorten(&p.Address, &p.Rail)
 	}
 	if r.Refusals != nil {

@@ -119,7 +119,8 @@ func pbStatus(s cluster.Status, version string) *pb.Status {
 func pbNode(n cluster.Node) *pb.Node {
 	return &pb.Node{
 		Name: string(n.Name), Labels: n.Labels, Portals: list(n.Portals, pbPortal), Host: pbHost(n.Host),
-		Target: pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
+		ProcessPortals: list(n.ProcessPortals, pbPortal),
+		Target:         pbAgentStatus(n.Target), Initiator: pbAgentStatus(n.Initiator), ConfirmedDead: n.ConfirmedDead,
 		MaintainedUntil: pbTime(n.MaintainedUntil), StopWaitsFor: n.StopWaits, StopsIoOf: n.StopsIO,
 		Stock: n.Stock, Cordoned: n.Cordoned, Draining: n.Draining,
 	}
@@ -422,6 +423,7 @@ func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 		TreeId: id(l.Tree), Origin: pbOrigin(l.Origin), Flatten: l.Flatten, FlattenWait: l.FlattenWait,
 		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
+		Process: l.Process,
 	}
 }
 
@@ -452,6 +454,7 @@ func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
 	return &pb.WantedExport{
 		VolumeId: x.Volume.String(), Epoch: uint64(x.Epoch), Nqn: string(x.NQN), Serial: x.Serial, Host: pbHost(x.Host),
 		ReadOnly: x.ReadOnly, Namespaces: list(x.Namespaces, pbWantedNamespace), Keys: pbKeys(x.Keys),
+		Process: x.Process,
 	}
 }
 
@@ -566,7 +569,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 	trimTarget(r)
 	out = cluster.TargetReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
-		Portals: fromPortals(r.Portals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping,
+		Portals: fromPortals(r.Portals), ProcessPortals: fromPortals(r.ProcessPortals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping, ProcessStops: r.ProcessStops,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
 		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies,
 	}

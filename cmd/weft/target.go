@@ -42,7 +42,9 @@ them and exports the legs over NVMe-oF.
 
 With --datapath kernel, nvmet serves the legs and keeps serving them when the
 agent stops. This needs root, configfs, and the kernel modules nvmet, nvmet-tcp
-and dm-mod; missing ones are loaded.
+and dm-mod; missing ones are loaded. What the kernel cannot serve, this process
+does, at the second next port after each portal's: thin volumes, snapshots,
+clones, and volumes with checksums.
 
 With --datapath user, this process serves the legs itself over NVMe/TCP. Its
 exports end with the process and return with it. It only needs permission to open

@@ -103,7 +103,7 @@ var arrows = map[string][]string{
 	"raid/checkpoint":           {"raid", "proto/block"},
 	"raid/engine":               {"raid", "raid/checkpoint", "proto/block", "proto/figures"},
 	"raid/engine/history":       {},
-	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "target/mapped", "raid/dm", "raid/checkpoint", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
+	"target/userspace":          {"target/nvmet", "target/nvmet/memfs", "target/drive", "target/backend", "target/integrity", "target/mapped", "raid/dm", "raid/checkpoint", "proto/agentlock", "proto/figures", "proto/nvmetcp/controller", "proto/nvmetcp/dhchap", "proto/nvmetcp", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/blockdev":        {"initiator/uring", "proto/block"},
 	"initiator/uring":           {},
 	"initiator/fsfreeze":        {"proto/block"},

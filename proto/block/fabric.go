@@ -153,6 +153,13 @@ func (p Portal) Lists() (lists Portal, ok bool) {
 	return p, p.Port != 0
 }
 
+// Process returns the portal at which a target whose portal p is the kernel's serves, from the agent's process,
+// what the kernel cannot: a port that the kernel has for itself is not shared. ok is false if there is none.
+func (p Portal) Process() (process Portal, ok bool) {
+	p.Transport, p.Port = TCP, p.Port+2
+	return p, p.Port > 1
+}
+
 // ParsePortal reads the form that String prints. The transport defaults to tcp and the port
 // to 4420.
 func ParsePortal(text string) (Portal, error) {

@@ -16,13 +16,14 @@ package block
 //	6  volumes that are not thin go back to a snapshot, and volumes may be sealed
 //	7  clones are flattened
 //	8  targets copy snapshots to drives that lack them
+//	9  targets in the kernel serve from a process beside it what the kernel cannot
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 8
+	KnownLevel Level = 9
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

@@ -861,6 +861,10 @@ type TargetReport struct {
 	// It can give a plain leg a tree (IMAGE_KIND_BASED), and make it plain again.
 	PlainSnapshots bool `protobuf:"varint,26,opt,name=plain_snapshots,json=plainSnapshots,proto3" json:"plain_snapshots,omitempty"`
 	Copies         bool `protobuf:"varint,27,opt,name=copies,proto3" json:"copies,omitempty"` // it knows LEG_ORIGIN_KIND_COPY
+	// Where hosts reach the legs that the kernel's target cannot serve, so the agent's process does: those in
+	// trees and those with checksums. Empty: all legs are served at portals.
+	ProcessPortals []*Portal `protobuf:"bytes,28,rep,name=process_portals,json=processPortals,proto3" json:"process_portals,omitempty"`
+	ProcessStops   bool      `protobuf:"varint,29,opt,name=process_stops,json=processStops,proto3" json:"process_stops,omitempty"` // as stopping, of the exports at process_portals alone
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1080,6 +1084,20 @@ func (x *TargetReport) GetPlainSnapshots() bool {
 func (x *TargetReport) GetCopies() bool {
 	if x != nil {
 		return x.Copies
+	}
+	return false
+}
+
+func (x *TargetReport) GetProcessPortals() []*Portal {
+	if x != nil {
+		return x.ProcessPortals
+	}
+	return nil
+}
+
+func (x *TargetReport) GetProcessStops() bool {
+	if x != nil {
+		return x.ProcessStops
 	}
 	return false
 }
@@ -2859,8 +2877,10 @@ type WantedLeg struct {
 	Origin *LegOrigin `protobuf:"bytes,14,opt,name=origin,proto3" json:"origin,omitempty"`               // unset: the leg begins as zeroes
 	// What a mapped leg, and the legs of its volume's snapshots in its tree, share with those of other volumes
 	// is to be copied, so that they need these no longer.
-	Flatten       bool `protobuf:"varint,15,opt,name=flatten,proto3" json:"flatten,omitempty"`
-	FlattenWait   bool `protobuf:"varint,16,opt,name=flatten_wait,json=flattenWait,proto3" json:"flatten_wait,omitempty"` // with flatten: nothing is copied at the moment, and the target only says whether it is flat
+	Flatten     bool `protobuf:"varint,15,opt,name=flatten,proto3" json:"flatten,omitempty"`
+	FlattenWait bool `protobuf:"varint,16,opt,name=flatten_wait,json=flattenWait,proto3" json:"flatten_wait,omitempty"` // with flatten: nothing is copied at the moment, and the target only says whether it is flat
+	// The agent's process serves it, at process_portals, where the target has these; otherwise the kernel does.
+	Process       bool `protobuf:"varint,17,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3003,6 +3023,13 @@ func (x *WantedLeg) GetFlatten() bool {
 func (x *WantedLeg) GetFlattenWait() bool {
 	if x != nil {
 		return x.FlattenWait
+	}
+	return false
+}
+
+func (x *WantedLeg) GetProcess() bool {
+	if x != nil {
+		return x.Process
 	}
 	return false
 }
@@ -3195,7 +3222,8 @@ type WantedExport struct {
 	// How many controllers the host may have at a time, each through another portal. 0 means
 	// 1. It never changes for an export.
 	Paths         uint32      `protobuf:"varint,10,opt,name=paths,proto3" json:"paths,omitempty"`
-	Keys          *ExportKeys `protobuf:"bytes,11,opt,name=keys,proto3" json:"keys,omitempty"` // unset: the host need not prove its identity
+	Keys          *ExportKeys `protobuf:"bytes,11,opt,name=keys,proto3" json:"keys,omitempty"`        // unset: the host need not prove its identity
+	Process       bool        `protobuf:"varint,12,opt,name=process,proto3" json:"process,omitempty"` // as of its legs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3305,6 +3333,13 @@ func (x *WantedExport) GetKeys() *ExportKeys {
 		return x.Keys
 	}
 	return nil
+}
+
+func (x *WantedExport) GetProcess() bool {
+	if x != nil {
+		return x.Process
+	}
+	return false
 }
 
 // ExportKeys are the secrets of one export: 32 bytes each, known to its target, its host and the manager.
@@ -6384,7 +6419,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\x8c\b\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xeb\b\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6419,7 +6454,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04thin\x18\x18 \x01(\bR\x04thin\x12\x1c\n" +
 	"\tsnapshots\x18\x19 \x01(\bR\tsnapshots\x12'\n" +
 	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x12\x16\n" +
-	"\x06copies\x18\x1b \x01(\bR\x06copies\x1a9\n" +
+	"\x06copies\x18\x1b \x01(\bR\x06copies\x128\n" +
+	"\x0fprocess_portals\x18\x1c \x03(\v2\x0f.weft.v1.PortalR\x0eprocessPortals\x12#\n" +
+	"\rprocess_stops\x18\x1d \x01(\bR\fprocessStops\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -6610,7 +6647,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xf9\x03\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x93\x04\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -6629,7 +6666,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\atree_id\x18\r \x01(\tR\x06treeId\x12*\n" +
 	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\x12\x18\n" +
 	"\aflatten\x18\x0f \x01(\bR\aflatten\x12!\n" +
-	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\"\x8f\x01\n" +
+	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\x12\x18\n" +
+	"\aprocess\x18\x11 \x01(\bR\aprocess\"\x8f\x01\n" +
 	"\tLegOrigin\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.weft.v1.LegOriginKindR\x04kind\x12\x12\n" +
@@ -6645,7 +6683,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x04uuid\x18\x06 \x01(\tR\x04uuid\x12 \n" +
 	"\fsince_leg_id\x18\a \x01(\tR\n" +
 	"sinceLegId\x12(\n" +
-	"\x10bytes_per_second\x18\b \x01(\x04R\x0ebytesPerSecond\"\xe2\x02\n" +
+	"\x10bytes_per_second\x18\b \x01(\x04R\x0ebytesPerSecond\"\xfc\x02\n" +
 	"\fWantedExport\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -6662,7 +6700,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\tread_only\x18\t \x01(\bR\breadOnly\x12\x14\n" +
 	"\x05paths\x18\n" +
 	" \x01(\rR\x05paths\x12'\n" +
-	"\x04keys\x18\v \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\"@\n" +
+	"\x04keys\x18\v \x01(\v2\x13.weft.v1.ExportKeysR\x04keys\x12\x18\n" +
+	"\aprocess\x18\f \x01(\bR\aprocess\"@\n" +
 	"\n" +
 	"ExportKeys\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\fR\x04host\x12\x1e\n" +
@@ -7146,119 +7185,120 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	10,  // 10: weft.v1.TargetReport.scale:type_name -> weft.v1.Scale
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
-	18,  // 13: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	16,  // 14: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	78,  // 15: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	78,  // 16: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	78,  // 17: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	78,  // 18: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	19,  // 19: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	79,  // 20: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	80,  // 21: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	71,  // 22: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	81,  // 23: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	82,  // 24: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
-	30,  // 25: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	31,  // 26: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	21,  // 27: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	34,  // 28: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	10,  // 29: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	24,  // 30: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
-	25,  // 31: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	78,  // 32: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	75,  // 33: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	35,  // 34: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
-	23,  // 35: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	76,  // 36: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	72,  // 37: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	75,  // 38: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	27,  // 39: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
-	75,  // 40: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
-	28,  // 41: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
-	73,  // 42: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
-	29,  // 43: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
-	78,  // 44: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	19,  // 45: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	79,  // 46: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	32,  // 47: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
-	1,   // 48: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	33,  // 49: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
-	75,  // 50: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
-	83,  // 51: weft.v1.CopySource.host:type_name -> weft.v1.Host
-	35,  // 52: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
-	83,  // 53: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	36,  // 54: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	35,  // 55: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	74,  // 56: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	83,  // 57: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	40,  // 58: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	77,  // 59: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	38,  // 60: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	10,  // 61: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	39,  // 62: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	2,   // 63: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	50,  // 64: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	49,  // 65: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	48,  // 66: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	43,  // 67: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	44,  // 68: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	42,  // 69: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	41,  // 70: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	46,  // 71: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	46,  // 72: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	45,  // 73: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	47,  // 74: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	47,  // 75: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	3,   // 76: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	4,   // 77: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	5,   // 78: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	6,   // 79: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	52,  // 80: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	10,  // 81: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	80,  // 82: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	84,  // 83: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	55,  // 84: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	54,  // 85: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	53,  // 86: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	85,  // 87: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	45,  // 88: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	86,  // 89: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	87,  // 90: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	75,  // 91: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	35,  // 92: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	83,  // 93: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	57,  // 94: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	7,   // 95: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	81,  // 96: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	60,  // 97: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,   // 98: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	63,  // 99: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	64,  // 100: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	64,  // 101: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	64,  // 102: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	64,  // 103: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	64,  // 104: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	67,  // 105: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
-	9,   // 106: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	69,  // 107: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
-	88,  // 108: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
-	13,  // 109: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	37,  // 110: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	56,  // 111: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	59,  // 112: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	62,  // 113: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	68,  // 114: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 115: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	51,  // 116: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	58,  // 117: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	61,  // 118: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	65,  // 119: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	66,  // 120: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	115, // [115:121] is the sub-list for method output_type
-	109, // [109:115] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	75,  // 13: weft.v1.TargetReport.process_portals:type_name -> weft.v1.Portal
+	18,  // 14: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	16,  // 15: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	78,  // 16: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	78,  // 17: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	78,  // 18: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	78,  // 19: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	19,  // 20: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	79,  // 21: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	80,  // 22: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	71,  // 23: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	81,  // 24: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	82,  // 25: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	30,  // 26: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	31,  // 27: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	21,  // 28: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	34,  // 29: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	10,  // 30: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	24,  // 31: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	25,  // 32: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	78,  // 33: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	75,  // 34: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	35,  // 35: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	23,  // 36: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	76,  // 37: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	72,  // 38: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	75,  // 39: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	27,  // 40: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
+	75,  // 41: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
+	28,  // 42: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
+	73,  // 43: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
+	29,  // 44: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
+	78,  // 45: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	19,  // 46: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	79,  // 47: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	32,  // 48: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
+	1,   // 49: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
+	33,  // 50: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
+	75,  // 51: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
+	83,  // 52: weft.v1.CopySource.host:type_name -> weft.v1.Host
+	35,  // 53: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
+	83,  // 54: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	36,  // 55: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	35,  // 56: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	74,  // 57: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	83,  // 58: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	40,  // 59: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	77,  // 60: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	38,  // 61: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 62: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	39,  // 63: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 64: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	50,  // 65: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	49,  // 66: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	48,  // 67: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	43,  // 68: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	44,  // 69: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	42,  // 70: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	41,  // 71: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	46,  // 72: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	46,  // 73: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	45,  // 74: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	47,  // 75: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	47,  // 76: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 77: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 78: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 79: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 80: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	52,  // 81: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 82: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	80,  // 83: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	84,  // 84: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	55,  // 85: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	54,  // 86: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	53,  // 87: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	85,  // 88: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	45,  // 89: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	86,  // 90: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	87,  // 91: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	75,  // 92: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	35,  // 93: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	83,  // 94: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	57,  // 95: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 96: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	81,  // 97: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	60,  // 98: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 99: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	63,  // 100: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	64,  // 101: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	64,  // 102: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	64,  // 103: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	64,  // 104: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	64,  // 105: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	67,  // 106: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 107: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	69,  // 108: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	88,  // 109: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 110: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	37,  // 111: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	56,  // 112: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	59,  // 113: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	62,  // 114: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	68,  // 115: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 116: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	51,  // 117: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	58,  // 118: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	61,  // 119: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	65,  // 120: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	66,  // 121: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	116, // [116:122] is the sub-list for method output_type
+	110, // [110:116] is the sub-list for method input_type
+	110, // [110:110] is the sub-list for extension type_name
+	110, // [110:110] is the sub-list for extension extendee
+	0,   // [0:110] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }

@@ -661,13 +661,15 @@ type Node struct {
 	MaintainedUntil *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=maintained_until,json=maintainedUntil,proto3" json:"maintained_until,omitempty"` // its absence until then is announced; unset: it is not
 	// Of a node under maintenance: what has to happen before it can be stopped without a pause
 	// of I/O, and the volumes whose I/O waits all the same while it is off, each with the reason.
-	StopWaitsFor  []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
-	StopsIoOf     []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
-	Stock         bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"`       // a host without Weft's agent: see AddHost
-	Cordoned      bool     `protobuf:"varint,12,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // it takes no new legs
-	Draining      bool     `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"` // and those that it has are made again elsewhere
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StopWaitsFor []string `protobuf:"bytes,9,rep,name=stop_waits_for,json=stopWaitsFor,proto3" json:"stop_waits_for,omitempty"`
+	StopsIoOf    []string `protobuf:"bytes,10,rep,name=stops_io_of,json=stopsIoOf,proto3" json:"stops_io_of,omitempty"`
+	Stock        bool     `protobuf:"varint,11,opt,name=stock,proto3" json:"stock,omitempty"`       // a host without Weft's agent: see AddHost
+	Cordoned     bool     `protobuf:"varint,12,opt,name=cordoned,proto3" json:"cordoned,omitempty"` // it takes no new legs
+	Draining     bool     `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"` // and those that it has are made again elsewhere
+	// Where its target serves legs that its kernel cannot, beside those at portals: see TargetReport.
+	ProcessPortals []*Portal `protobuf:"bytes,14,rep,name=process_portals,json=processPortals,proto3" json:"process_portals,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -789,6 +791,13 @@ func (x *Node) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *Node) GetProcessPortals() []*Portal {
+	if x != nil {
+		return x.ProcessPortals
+	}
+	return nil
 }
 
 // AgentStatus is what the volume manager knows of one agent.
@@ -3264,7 +3273,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x04rail\x18\x04 \x01(\tR\x04rail\"(\n" +
 	"\x04Host\x12\x10\n" +
 	"\x03nqn\x18\x01 \x01(\tR\x03nqn\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\tR\x02id\"\xba\x04\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\xf4\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.weft.v1.Node.LabelsEntryR\x06labels\x12)\n" +
@@ -3279,7 +3288,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	" \x03(\tR\tstopsIoOf\x12\x14\n" +
 	"\x05stock\x18\v \x01(\bR\x05stock\x12\x1a\n" +
 	"\bcordoned\x18\f \x01(\bR\bcordoned\x12\x1a\n" +
-	"\bdraining\x18\r \x01(\bR\bdraining\x1a9\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\x128\n" +
+	"\x0fprocess_portals\x18\x0e \x03(\v2\x0f.weft.v1.PortalR\x0eprocessPortals\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd1\x02\n" +
@@ -3701,61 +3711,62 @@ var file_weft_v1_types_proto_depIdxs = []int32{
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
 	40, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
-	40, // 7: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
-	13, // 8: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	41, // 9: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	40, // 10: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	34, // 11: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
-	1,  // 12: weft.v1.Drive.state:type_name -> weft.v1.DriveState
-	15, // 13: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	40, // 14: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
-	16, // 15: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	41, // 16: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
-	15, // 17: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	35, // 18: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
-	36, // 19: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
-	37, // 20: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
-	20, // 21: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	40, // 22: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	40, // 23: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
-	22, // 24: weft.v1.Leg.extents:type_name -> weft.v1.Extent
-	3,  // 25: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	40, // 26: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	21, // 27: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	38, // 28: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 29: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 30: weft.v1.Volume.health:type_name -> weft.v1.Health
-	23, // 31: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	31, // 32: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	40, // 33: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	31, // 34: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	29, // 35: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	29, // 36: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	28, // 37: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	26, // 38: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
-	31, // 39: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
-	40, // 40: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
-	25, // 41: weft.v1.Volume.flattening:type_name -> weft.v1.Flattening
-	40, // 42: weft.v1.Flattening.since:type_name -> google.protobuf.Timestamp
-	40, // 43: weft.v1.Flattening.ended:type_name -> google.protobuf.Timestamp
-	40, // 44: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
-	40, // 45: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	40, // 46: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	41, // 47: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	40, // 48: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	40, // 49: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	30, // 50: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 51: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 52: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	40, // 53: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	40, // 54: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 55: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	39, // 56: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	9,  // 7: weft.v1.Node.process_portals:type_name -> weft.v1.Portal
+	40, // 8: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	13, // 9: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
+	41, // 10: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	40, // 11: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	34, // 12: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	1,  // 13: weft.v1.Drive.state:type_name -> weft.v1.DriveState
+	15, // 14: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
+	40, // 15: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	16, // 16: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
+	41, // 17: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	15, // 18: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
+	35, // 19: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	36, // 20: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	37, // 21: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	20, // 22: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
+	40, // 23: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	40, // 24: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	22, // 25: weft.v1.Leg.extents:type_name -> weft.v1.Extent
+	3,  // 26: weft.v1.Leg.state:type_name -> weft.v1.LegState
+	40, // 27: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	21, // 28: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	38, // 29: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 30: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 31: weft.v1.Volume.health:type_name -> weft.v1.Health
+	23, // 32: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	31, // 33: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	40, // 34: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	31, // 35: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	29, // 36: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	29, // 37: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	28, // 38: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	26, // 39: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
+	31, // 40: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
+	40, // 41: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
+	25, // 42: weft.v1.Volume.flattening:type_name -> weft.v1.Flattening
+	40, // 43: weft.v1.Flattening.since:type_name -> google.protobuf.Timestamp
+	40, // 44: weft.v1.Flattening.ended:type_name -> google.protobuf.Timestamp
+	40, // 45: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	40, // 46: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	40, // 47: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	41, // 48: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	40, // 49: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	40, // 50: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	30, // 51: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 52: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 53: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	40, // 54: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	40, // 55: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 56: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	39, // 57: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	58, // [58:58] is the sub-list for method output_type
+	58, // [58:58] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/agentlock"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
@@ -32,6 +34,8 @@ const fileMajor = legMajor + 1
 // concurrently.
 type Drives struct {
 	root      string
+	locks     string // see Config
+	shared    bool
 	inventory *drive.Inventory
 	medium    func(path string, data block.Device) block.Device
 	calls     func(path string, kernel Calls) Calls
@@ -59,7 +63,7 @@ type inode struct{ device, number uint64 }
 type held struct {
 	drives *Drives
 	number block.DeviceNumber
-	lock   *drive.Device
+	lock   io.Closer
 	file   *backend.File
 	data   block.Device // file, or its wrapper
 	gone   atomic.Bool  // the file has been unlinked
@@ -94,7 +98,7 @@ func newDrives(c Config) *Drives {
 		inventory = drive.NewFileInventory(root, c.Files...)
 	}
 	return &Drives{
-		root: root, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
+		root: root, locks: c.Locks, shared: c.Shared, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
 		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, fullFor: fullFor, ending: make(chan struct{}),
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 		unnoted: map[block.DriveID]uint32{},
@@ -297,6 +301,9 @@ func (d *Disk) locked(do func() error) error {
 
 // Format makes a device or file an empty drive. It returns EBUSY if anyone uses it.
 func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
+	if d.shared { // what is held then is no lock
+		return d.formatShared(path, cluster, id, force)
+	}
 	h, err := d.hold(path)
 	if err != nil {
 		return err
@@ -316,6 +323,33 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 		return fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
 	}
 	return m.Close()
+}
+
+// formatShared is Format where the drives are shared: the kernel refuses those on which it has mapped legs.
+func (d *Drives) formatShared(path string, cluster block.ClusterID, id block.DriveID, force string) error {
+	n, err := d.Number(path)
+	if err != nil {
+		return err
+	}
+	opening := d.openingOf(n)
+	opening.Lock()
+	defer opening.Unlock()
+	d.mu.Lock()
+	h := d.held[n]
+	mapped := h != nil && h.legs > 0
+	d.mu.Unlock()
+	if mapped {
+		return fmt.Errorf("format %s: legs are mapped on it: %w", path, unix.EBUSY)
+	}
+	where := filepath.Join(d.root, path)
+	if h == nil {
+		lock, err := d.lock(where, n)
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+	}
+	return drive.FormatPath(where, cluster, id, force)
 }
 
 // Device returns the drive with a number, for a leg; the drive must be open.
@@ -375,7 +409,7 @@ func (d *Drives) share(n block.DeviceNumber) *held {
 // take locks a drive and opens it.
 func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error) {
 	where := filepath.Join(d.root, path)
-	lock, err := drive.OpenDevice(where, drive.Exclusive)
+	lock, err := d.lock(where, n)
 	if err != nil {
 		return nil, err
 	}
@@ -403,6 +437,72 @@ func (d *Drives) take(path string, n block.DeviceNumber) (_ *held, retErr error)
 		h.data = d.medium(path, file)
 	}
 	return h, nil
+}
+
+// lock keeps other processes from a drive: those of Weft by a lock on a file, which is also there where the
+// kernel has mapped legs on the drive, and otherwise all by holding it exclusively.
+func (d *Drives) lock(path string, n block.DeviceNumber) (_ io.Closer, retErr error) {
+	var held locked
+	defer func() {
+		if retErr != nil {
+			retErr = errors.Join(fmt.Errorf("lock %s: %w", path, retErr), held.Close())
+		}
+	}()
+	file, err := d.lockFile(n)
+	if err != nil {
+		return nil, err
+	}
+	held = append(held, file...)
+	device, err := drive.OpenDevice(path, drive.Exclusive)
+	switch {
+	case !d.shared && err == nil:
+		return append(held, device), nil
+	case !d.shared, !errors.Is(err, unix.EBUSY) && err != nil:
+		return nil, err
+	case err == nil:
+		return held, device.Close() // nobody has it
+	}
+	// The kernel's legs keep everybody from holding it. If it has none, another program does.
+	if holders, _ := os.ReadDir(filepath.Join(d.root, "sys/dev/block", n.String(), "holders")); len(holders) == 0 { //nolint:errcheck // then there are none
+		return nil, err
+	}
+	return held, nil
+}
+
+// lockFile locks the file that stands for a block device; empty if there is none.
+func (d *Drives) lockFile(n block.DeviceNumber) (locked, error) {
+	if d.locks == "" || n.Major == fileMajor && !d.shared { // a file is locked itself
+		return nil, nil
+	}
+	err := os.MkdirAll(d.locks, 0o755)
+	var file *os.File
+	if err == nil {
+		name := filepath.Join(d.locks, fmt.Sprintf("drive-%v.lock", n))
+		file, err = agentlock.Take(name, os.O_RDWR|os.O_CREATE, 0o644, unix.LOCK_EX)
+		if errors.Is(err, fs.ErrPermission) { // another user's, which can be locked all the same
+			file, err = agentlock.Take(name, os.O_RDONLY, 0, unix.LOCK_EX)
+		}
+	}
+	switch {
+	case err == nil:
+		return locked{file}, nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return nil, fmt.Errorf("another process of Weft uses it: %w", unix.EBUSY)
+	case !d.shared && (errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)):
+		return nil, nil
+	}
+	return nil, err
+}
+
+// locked are open files that keep other processes from a drive.
+type locked []io.Closer
+
+func (l locked) Close() error {
+	var errs []error
+	for _, c := range l {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // release ends one use; the last one closes the drive. The lock is released last.

@@ -42,11 +42,19 @@ func newFiles(t *testing.T) (*Drives, string) {
 }
 
 func TestADriveHasOneProcess(t *testing.T) {
-	mine, path := newFiles(t)
+	t.Run("alone", func(t *testing.T) { hasOneProcess(t, Config{}) })
+	t.Run("beside the kernel", func(t *testing.T) { hasOneProcess(t, Config{Locks: t.TempDir(), Shared: true}) })
+}
+
+func hasOneProcess(t *testing.T, c Config) {
+	t.Helper()
+	path := file(t, filepath.Join(t.TempDir(), "a"))
+	c.Files, c.FilesOnly = []string{path}, true
+	drives := func() *Drives { return newDrives(c) }
+	mine, theirs := drives(), drives()
 	must(t, mine.Format(path, cluster, driveA, ""))
 	disk, err := mine.Open(path)
 	must(t, err)
-	theirs := newDrives(Config{Files: []string{path}, FilesOnly: true})
 	if _, err := theirs.Open(path); !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("opening a drive of another process = %v, want %v", err, unix.EBUSY)
 	}

@@ -31,6 +31,18 @@ type Device interface {
 // device-mapper, and these devices have no nodes in /dev.
 const legMajor = 1 << 20
 
+// Ours reports whether a mapped device is one of this package, and not one of the kernel.
+func Ours(n block.DeviceNumber) bool { return n.Major == legMajor }
+
+// NeedsProcess reports whether only this package can map a table.
+func NeedsProcess(t dm.Table) bool {
+	if ThroughTree(t) {
+		return true
+	}
+	sums, err := isChecked(t)
+	return sums || err != nil
+}
+
 // Legs is a device-mapper with linear tables only, and the legs' stable names. Its methods may be
 // called concurrently.
 type Legs struct {
@@ -67,6 +79,13 @@ func (l *Legs) Devices(prefix string) ([]dm.State, error) {
 	}
 	slices.SortFunc(out, func(a, b dm.State) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// Has reports whether a device of that name is mapped.
+func (l *Legs) Has(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mapped[name] != nil
 }
 
 // Do makes one change. It waits for the I/O through a replaced or removed table.

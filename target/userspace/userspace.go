@@ -41,6 +41,11 @@ type Config struct {
 	Root      string   // holds sys, proc and dev; empty means "/"
 	Files     []string // regular files used as drives; absolute paths
 	FilesOnly bool     // leave the machine's block devices alone
+	// Locks is the directory of the locks on block devices. Where it cannot be written, and where it is empty,
+	// there are none, and a drive is only held exclusively.
+	Locks string
+	// Shared: the kernel maps legs on the same drives, which keeps them from being held exclusively.
+	Shared bool
 	// Listen opens a portal; nil means TCP.
 	Listen func(block.Portal) (net.Listener, error)
 	// Medium wraps the data of a drive below its legs, so that tests can make it fail; nil means no

@@ -22,23 +22,27 @@ import (
 
 // TargetReport is the whole observed state of a target agent's node.
 type TargetReport struct {
-	Node       block.NodeName
-	Labels     map[string]string
-	BootID     string
-	Version    string
-	Level      block.Level // the newest that the agent knows; 0: one from before levels
-	Kernel     string
-	Portals    []block.Portal
-	ClusterID  block.ClusterID // zero if the node's drives belong to none yet
-	Generation uint64          // newest wanted generation that the agent has acted on
-	Highest    Term            // highest term that it has acted on; zero: none, or an old version
-	Devices    []Device
-	Drives     []DriveReport
-	Legs       []LegReport
-	Admissions []Admission
-	Exports    []ExportReport
-	Problems   []Problem
-	Stopping   bool // its exports are about to end: see upkeep.go
+	Node    block.NodeName
+	Labels  map[string]string
+	BootID  string
+	Version string
+	Level   block.Level // the newest that the agent knows; 0: one from before levels
+	Kernel  string
+	Portals []block.Portal
+	// ProcessPortals are where the legs are that the kernel's target cannot serve; see Volume.portals.
+	ProcessPortals []block.Portal
+	ClusterID      block.ClusterID // zero if the node's drives belong to none yet
+	Generation     uint64          // newest wanted generation that the agent has acted on
+	Highest        Term            // highest term that it has acted on; zero: none, or an old version
+	Devices        []Device
+	Drives         []DriveReport
+	Legs           []LegReport
+	Admissions     []Admission
+	Exports        []ExportReport
+	Problems       []Problem
+	Stopping       bool // its exports are about to end: see upkeep.go
+	// ProcessStops: those at ProcessPortals are; the kernel's stay.
+	ProcessStops bool
 	// Authenticates: whether it can demand that hosts prove their identity.
 	Authenticates Ability
 	Refusals      Refusals
@@ -209,6 +213,7 @@ type WantedLeg struct {
 	// Flatten: what it shares with other volumes' legs is to be copied, unless FlattenWait, and the target is
 	// to say when it needs these no longer.
 	Flatten, FlattenWait bool
+	Process              bool // see Volume.inProcess
 }
 
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
@@ -244,6 +249,7 @@ type WantedExport struct {
 	Keys       block.Keys // zero: the host proves nothing
 	ReadOnly   bool
 	Namespaces []WantedNamespace
+	Process    bool // see Volume.inProcess
 }
 
 // WantedNamespace is one leg inside a subsystem.
@@ -860,8 +866,9 @@ type observedUncopied struct {
 }
 
 type observedStop struct {
-	Since time.Time `json:"since"`
-	May   bool      `json:"may"`
+	Since   time.Time `json:"since"`
+	Process bool      `json:"process,omitempty"`
+	May     bool      `json:"may"`
 }
 
 // Observed is what readers see of s and no record holds, as JSON. LoadObserved reads it.
@@ -891,7 +898,7 @@ func (s *State) Observed() ([]byte, error) {
 		return cmp.Or(bytes.Compare(a.Volume.UUID[:], b.Volume.UUID[:]), a.Column-b.Column)
 	})
 	for name, x := range s.stopping {
-		o.Stopping[name] = observedStop{x.since, x.may}
+		o.Stopping[name] = observedStop{x.since, x.process, x.may}
 	}
 	text, err := json.MarshalIndent(o, "", " ")
 	if err != nil {
@@ -973,7 +980,7 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 		s.uncopied[columnOf{x.Volume, x.Column}] = uncopied{why: x.Why, until: x.Until}
 	}
 	for name, x := range o.Stopping {
-		s.stopping[name] = stop{x.Since, x.May}
+		s.stopping[name] = stop{x.Since, x.Process, x.May}
 	}
 	s.away, s.asked = o.Away, o.Asked
 	return s.Fork(), nil

@@ -393,8 +393,8 @@ func (t *tx) settleAttached(id block.VolumeID) {
 			v = t.volume(id)
 			v.Attachment.State, v.Attachment.Since = Attached, t.now.UTC()
 			for _, at := range t.s.subsystems(v, v.Attachment) {
-				if n := t.nodes.peek(at.node); n != nil && len(n.Portals) > 0 {
-					v.Attachment.Portal = stockPortal(n)
+				if portals := v.portals(t.nodes.peek(at.node)); len(portals) > 0 {
+					v.Attachment.Portal = stockPortal(portals)
 				}
 			}
 			t.volumeEvent(v, event.Info, event.Attached, fmt.Sprintf("to %s, which has no agent and may connect now", v.Attachment.Node),

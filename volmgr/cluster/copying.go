@@ -274,7 +274,7 @@ func (v *Volume) checkHeal() error {
 // wantsCopy reports whether a host could copy to a leg of the volume now.
 func (s *State) wantsCopy(v *Volume) bool {
 	return slices.ContainsFunc(v.Legs, func(l Leg) bool {
-		return l.member() && (l.State == LegRebuilding || l.State == LegStale && cmp.Or(s.uncopyable(v, &l), s.unhealed(&l)) == "")
+		return l.member() && (l.State == LegRebuilding || l.State == LegStale && cmp.Or(s.uncopyable(v, &l), s.unhealed(v, &l)) == "")
 	})
 }
 
@@ -308,7 +308,7 @@ func (s *State) holdsUp(v *Volume, l *Leg) string {
 	case l.State != LegInSync || s.leftBehind(v, l):
 		return ""
 	case !l.Suspect && s.servable(l):
-		return s.unhealed(l)
+		return s.unhealed(v, l)
 	case v.sealed() && s.lostForGood(l) && s.readersLeft(v):
 		return fmt.Sprintf("%v is %s, and %s may still read from it", l, s.legFact(l), v.formerHosts())
 	}
@@ -316,9 +316,9 @@ func (s *State) holdsUp(v *Volume, l *Leg) string {
 }
 
 // unhealed says why no host that heals can reach a leg, as it uses TCP alone; empty if one may.
-func (s *State) unhealed(l *Leg) string {
-	n := s.nodes[l.Node]
-	if n == nil || len(n.Portals) == 0 || slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP }) {
+func (s *State) unhealed(v *Volume, l *Leg) string {
+	portals := v.portals(s.nodes[l.Node])
+	if len(portals) == 0 || slices.ContainsFunc(portals, func(p block.Portal) bool { return p.Transport == block.TCP }) {
 		return ""
 	}
 	return fmt.Sprintf("target %s, with %v, has no TCP portal", l.Node, l)
@@ -582,8 +582,9 @@ func (t *tx) settleHealGrant(id block.VolumeID) {
 
 // leaveOutCopied ends the copying to legs of nodes under maintenance, and of targets that stop.
 func (t *tx) leaveOutCopied(id block.VolumeID) {
-	for _, l := range t.peek(id).Legs {
-		if why := t.s.leftOut(t.nodes.peek(l.Node), l.Node); why != "" && l.State == LegRebuilding {
+	v := t.peek(id)
+	for _, l := range v.Legs {
+		if why := t.s.leftOut(v, &l, t.nodes.peek(l.Node)); why != "" && l.State == LegRebuilding {
 			t.stale(t.volume(id), l.ID, event.LegStale, why)
 		}
 	}

@@ -267,6 +267,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	if !slices.Equal(t.nodes.peek(r.Node).Portals, r.Portals) {
 		t.node(r.Node).Portals = slices.Clone(r.Portals)
 	}
+	t.processAt(r)
 	t.targetProves(r)
 	t.refused(on, r)
 	boot := t.nodes.peek(r.Node).TargetBoot
@@ -310,7 +311,8 @@ func checkAgent(name block.NodeName, boot string) error {
 
 // targetSeen notes what a target's newest report says beside its lists.
 func (t *tx) targetSeen(on *target, r *TargetReport) {
-	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin || on.report.PlainSnapshots != r.PlainSnapshots {
+	if on.report == nil || on.report.Integrity != r.Integrity || on.report.Thin != r.Thin || on.report.PlainSnapshots != r.PlainSnapshots ||
+		len(on.report.ProcessPortals) > 0 != (len(r.ProcessPortals) > 0) {
 		t.s.fields = nil
 	}
 	if !on.status.Online {

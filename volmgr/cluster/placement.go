@@ -284,15 +284,12 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 // cannotServe says why the target of a node cannot serve legs of a volume; empty if it can, as far as
 // it has reported.
 func (s *State) cannotServe(thin bool, l block.Layout, node block.NodeName) string {
-	var can TargetReport
-	if on := s.targets[node]; on != nil && on.report != nil {
-		can = *on.report
-	}
+	can := s.abilities(node)
 	switch {
-	case l.Integrity && !can.Integrity:
-		return "its target cannot keep checksums: it is of an older version, or serves through the kernel"
-	case thin && !can.Thin:
-		return "its target serves no thin volumes: it is of an older version, or serves through the kernel"
+	case l.Integrity && !can.integrity:
+		return "its target cannot keep checksums: it is of an older version"
+	case thin && !can.thin:
+		return "its target serves no thin volumes: it is of an older version"
 	}
 	return ""
 }

@@ -135,7 +135,7 @@ func clusterOf(reports []TargetReport) (block.ClusterID, error) {
 
 func (r *rebuild) node(report TargetReport) {
 	r.s.nodes[report.Node] = &Node{
-		Name: report.Node, AgentLabels: maps.Clone(report.Labels), Portals: report.Portals, TargetBoot: report.BootID,
+		Name: report.Node, AgentLabels: maps.Clone(report.Labels), Portals: report.Portals, ProcessPortals: report.ProcessPortals, TargetBoot: report.BootID,
 	}
 	for _, a := range report.Admissions {
 		r.admitted[a.Volume] = max(r.admitted[a.Volume], a.Epoch)

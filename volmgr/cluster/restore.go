@@ -165,7 +165,7 @@ func (s *State) goesBack(l *Leg, from *Volume) (x *Leg, why string) {
 	case !from.Legs[i].trusted():
 		return nil, fmt.Sprintf("it is not known whether what its tree has of %s is right", from.Name)
 	case s.oldForBack(l):
-		return nil, fmt.Sprintf("target %s is of an earlier version, or has not `--datapath user`, and cannot have it go back to a snapshot", l.Node)
+		return nil, fmt.Sprintf("target %s is of an earlier version, and cannot have it go back to a snapshot", l.Node)
 	}
 	return &from.Legs[i], ""
 }

@@ -454,10 +454,7 @@ func (v *Volume) freePlace(node block.NodeName) int {
 }
 
 // takesSnapshots reports whether a target knows how to freeze legs. One that did not would make empty ones.
-func (s *State) takesSnapshots(node block.NodeName) bool {
-	on := s.targets[node]
-	return on != nil && on.report != nil && on.report.Snapshots
-}
+func (s *State) takesSnapshots(node block.NodeName) bool { return s.abilities(node).snapshots }
 
 // frozenLeg is the id of a snapshot's leg in one attempt. No other attempt has it.
 func frozenLeg(snapshot block.VolumeID, origin block.LegID, attempt int, gen uint64) block.LegID {

@@ -70,6 +70,7 @@ type snapTarget struct {
 	noTrees    bool   // it does not get to make trees over plain legs
 	copyFails  string // why it cannot copy legs of snapshots; empty: it can
 	failed     map[block.LegID]time.Time
+	says       func(*TargetReport) // changes what it reports; nil: nothing does
 }
 
 type snapHost struct {
@@ -368,6 +369,9 @@ func (w *snapWorld) targetReport(t *snapTarget) TargetReport {
 		r.Admissions = append(r.Admissions, Admission{v, t.admitted[v]})
 	}
 	r.Drives = []DriveReport{report}
+	if t.says != nil {
+		t.says(&r)
+	}
 	return r
 }
 

@@ -410,10 +410,7 @@ func (s *State) ownTree(l *Leg) bool {
 }
 
 // copies reports whether a target knows how to copy legs of snapshots.
-func (s *State) copies(node block.NodeName) bool {
-	on := s.targets[node]
-	return on != nil && on.report != nil && on.report.Copies
-}
+func (s *State) copies(node block.NodeName) bool { return s.abilities(node).copies }
 
 // siblings returns the snapshots of the same volume that are complete, the oldest first.
 func (t *tx) siblings(of *Volume) (all []*Volume) {
@@ -574,7 +571,7 @@ func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
 	}
 	x := s.copyExport(v, l, from)
 	source := &CopySource{
-		Portals: s.nodes[from.Node].Portals, NQN: x.NQN, Host: x.Host, Keys: x.Keys, NSID: v.nsid(from), UUID: v.namespace(from), Since: l.Copying.Since,
+		Portals: v.portals(s.nodes[from.Node]), NQN: x.NQN, Host: x.Host, Keys: x.Keys, NSID: v.nsid(from), UUID: v.namespace(from), Since: l.Copying.Since,
 	}
 	if o := s.volumes.Get(v.Snapshot.Volume); o != nil {
 		source.Rate = o.RebuildRate
@@ -585,7 +582,7 @@ func (s *State) originOf(v *Volume, l *Leg) LegOrigin {
 // copyExport is the subsystem through which a leg of a snapshot is copied from another one.
 func (s *State) copyExport(v *Volume, l, from *Leg) WantedExport {
 	x := WantedExport{
-		Volume: v.ID, Epoch: v.Epoch, Serial: block.SerialNumber(v.ID), Host: block.HostFromID(l.ID.UUID), ReadOnly: true,
+		Volume: v.ID, Epoch: v.Epoch, Serial: block.SerialNumber(v.ID), Host: block.HostFromID(l.ID.UUID), ReadOnly: true, Process: v.inProcess(s.nodes[from.Node]),
 		Namespaces: []WantedNamespace{{v.nsid(from), from.ID, v.namespace(from)}},
 	}
 	x.NQN = block.SubsystemNQN(v.ID, v.Epoch, x.Host, from.Node)

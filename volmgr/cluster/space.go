@@ -426,16 +426,16 @@ func (l *Leg) sharedWith() block.UUID {
 
 // cannotSnapshot says why no snapshot of a leg can be taken now; empty if one can.
 func (s *State) cannotSnapshot(l *Leg) string {
-	on, d := s.targets[l.Node], s.drives[l.Drive]
+	d := s.drives[l.Drive]
 	switch {
 	case !s.servable(l):
 		return fmt.Sprintf("%v cannot be reached", l)
 	case !s.takesSnapshots(l.Node):
-		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version, or has not `--datapath user`", l.Node)
+		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version", l.Node)
 	case l.mapped():
 		return ""
-	case l.Kind != image.Plain || !on.report.PlainSnapshots:
-		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or has not `--datapath user`", l.Node)
+	case l.Kind != image.Plain || !s.abilities(l.Node).plainSnapshots:
+		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or serves them through the kernel, without `--datapath user`", l.Node)
 	case !l.Based && s.free(l.Drive) == 0 && s.reserve(d) == 0:
 		return fmt.Sprintf("%s has no free extent, of 256MiB, for what is written after the snapshot", d.object())
 	}
@@ -445,7 +445,8 @@ func (s *State) cannotSnapshot(l *Leg) string {
 // neverSnapshots reports whether the target of a plain leg has said that it takes no snapshots of it.
 func (s *State) neverSnapshots(l *Leg) bool {
 	on := s.targets[l.Node]
-	return on != nil && on.report != nil && !(on.report.Snapshots && on.report.PlainSnapshots)
+	can := s.abilities(l.Node)
+	return on != nil && on.report != nil && !(can.snapshots && can.plainSnapshots)
 }
 
 // mayBase refuses a snapshot of a volume that is not thin, if a column has no leg that can have one.

@@ -222,11 +222,12 @@ func (s *State) discovered(v *Volume) (all []Discovered) {
 	a := v.Attachment
 	for _, at := range s.subsystems(v, a) {
 		n := s.nodes[at.node]
-		if n == nil || len(n.Portals) == 0 || a.Proven.Required && !n.TargetAuthenticates {
+		portals := v.portals(n)
+		if n == nil || len(portals) == 0 || a.Proven.Required && !n.TargetAuthenticates {
 			continue
 		}
-		d := Discovered{Volume: v.ID, Host: a.Host.NQN, NQN: at.nqn, Portal: stockPortal(n), Away: a.Away}
-		if slices.Contains(n.Portals, a.Portal) { // the host may be connected there: a second path is dangerous
+		d := Discovered{Volume: v.ID, Host: a.Host.NQN, NQN: at.nqn, Portal: stockPortal(portals), Away: a.Away}
+		if slices.Contains(portals, a.Portal) { // the host may be connected there: a second path is dangerous
 			d.Portal = a.Portal
 		}
 		if a.Proven.By {
@@ -238,11 +239,11 @@ func (s *State) discovered(v *Volume) (all []Discovered) {
 }
 
 // stockPortal is the portal of a target that hosts are told of: the first one of TCP, if there is one.
-func stockPortal(n *Node) block.Portal {
-	if i := slices.IndexFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP }); i >= 0 {
-		return n.Portals[i]
+func stockPortal(portals []block.Portal) block.Portal {
+	if i := slices.IndexFunc(portals, func(p block.Portal) bool { return p.Transport == block.TCP }); i >= 0 {
+		return portals[i]
 	}
-	return n.Portals[0]
+	return portals[0]
 }
 
 // toldTo are the volumes of which a node's target is told: those with a leg or an attachment there, and

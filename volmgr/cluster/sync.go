@@ -473,7 +473,7 @@ func (s *State) rebuildWaitsFor(v *Volume, l *Leg) string {
 		return s.uncopiedWaits(v, l)
 	}
 	why := cmp.Or(s.noCopier(v), s.notCopied(v, l))
-	switch unhealed := s.unhealed(l); {
+	switch unhealed := s.unhealed(v, l); {
 	case unhealed == "" || v.users() != "":
 		return why
 	case v.Heal != nil:
@@ -525,12 +525,14 @@ func (s *State) notCopied(v *Volume, l *Leg) string {
 	case l.Blank && s.labelsLack(v, l.Column, l.Listed) != nil:
 		return fmt.Sprintf("the label of %v to list the new leg", s.labelsLack(v, l.Column, l.Listed))
 	}
-	return s.rests(l)
+	return s.rests(v, l)
 }
 
 // uncopyable is the part of notCopied that may take long: no host is given a volume to copy to such
 // a leg.
-func (s *State) uncopyable(v *Volume, l *Leg) string { return cmp.Or(s.unreachable(v, l), s.rests(l)) }
+func (s *State) uncopyable(v *Volume, l *Leg) string {
+	return cmp.Or(s.unreachable(v, l), s.rests(v, l))
+}
 
 // unreachable says why a leg could not be written; empty if it can.
 func (s *State) unreachable(v *Volume, l *Leg) string {
@@ -549,10 +551,10 @@ func (s *State) unreachable(v *Volume, l *Leg) string {
 }
 
 // rests says until when a leg that could be copied to is left alone; empty if it is not.
-func (s *State) rests(l *Leg) string {
+func (s *State) rests(v *Volume, l *Leg) string {
 	switch {
-	case s.leftOutUntil(l.Node) != "":
-		return s.leftOutUntil(l.Node)
+	case s.leftOutUntil(v, l) != "":
+		return s.leftOutUntil(v, l)
 	case s.pauses(l):
 		return fmt.Sprintf("the end of a pause of %v, since the rebuild failed, or the leg was lost soon after it, %d times in a row", backoff.Pause(l.Failures), l.Failures)
 	}
@@ -598,13 +600,33 @@ func (t *tx) drivesReturned(name block.NodeName, on *target, booted bool) {
 			continue
 		}
 		t.event(event.Warning, event.DriveReturned, d.object(), "it was away or failed a flush: unflushed data may be lost", "node", string(name), "drive", d.ID.String())
-		t.driveReturned(d)
+		t.driveReturned(d, on.report != nil && len(on.report.ProcessPortals) > 0 && !block.SameLosses(d.Incarnation, r.Incarnation))
 	}
 }
 
-func (t *tx) driveReturned(d *Drive) {
+// driveReturned applies lossOf to the legs of a drive. failed: a flush of the process beside its kernel has failed.
+func (t *tx) driveReturned(d *Drive, failed bool) {
 	for _, id := range sortedIDs(t.s.onNode.Get(d.Node).Keys()) {
 		t.losses(id, driveLoss, func(l *Leg) bool { return l.Drive == d.ID })
+		if failed {
+			t.unknownLosses(id, d.ID)
+		}
+	}
+}
+
+// unknownLosses has legs copied whole that the kernel serves beside a process whose flush has failed. A flush
+// of their hosts may have succeeded since, although their own writes were lost by the other one.
+func (t *tx) unknownLosses(id block.VolumeID, on block.DriveID) {
+	for _, old := range t.peek(id).Legs {
+		if old.Drive != on || t.peek(id).inProcess(t.nodes.peek(old.Node)) {
+			continue
+		}
+		switch l := t.peek(id).leg(old.ID); {
+		case l.State == LegStale && l.CacheLost:
+			t.volume(id).leg(l.ID).copyAll()
+		case l.Suspect && l.CacheLost:
+			t.volume(id).leg(l.ID).CacheLost = false
+		}
 	}
 }
 

@@ -220,8 +220,10 @@ func (t *tx) raise(to block.Level, why string, seed Seed) {
 	for _, name := range slices.Sorted(maps.Keys(t.s.targets)) {
 		if r := t.s.targets[name].report; r != nil {
 			t.targetProves(r)
+			t.processAt(r)
 		}
 	}
+	t.s.fields = nil // targets may be able to serve more
 	for _, name := range slices.Sorted(maps.Keys(t.s.initiators)) {
 		if r := t.s.initiators[name].report; r != nil {
 			t.initiatorProves(r)

@@ -584,12 +584,18 @@ func (t *tx) wakePeers(wake woken, old, new *Node) {
 	if changed {
 		wake[new.Name] = nil // it may have to export something in another way
 	}
+	if !slices.Equal(old.ProcessPortals, new.ProcessPortals) {
+		changed, wake[new.Name] = true, nil // so it may have to serve something in another place
+	}
 	if !changed && slices.Equal(old.Portals, new.Portals) {
 		return
 	}
 	for id := range t.s.onNode.Get(new.Name).Keys() {
 		v := t.s.volumes.Get(id)
 		wake.hosts(v)
+		if v.IsSnapshot() { // other targets may copy from there
+			wake.users(v)
+		}
 		t.wakeDiscovery(wake, v, v)
 	}
 }

@@ -20,6 +20,7 @@ type Node struct {
 	OperatorLabels map[string]string `json:"operator_labels,omitempty"`
 	AgentLabels    map[string]string `json:"agent_labels,omitempty"`
 	Portals        []block.Portal    `json:"portals,omitempty"`
+	ProcessPortals []block.Portal    `json:"process_portals,omitempty"` // see Volume.portals
 	Host           block.Host        `json:"host,omitzero"`
 	// ConfirmedDead: an operator has confirmed that the machine is off. Any report clears it.
 	ConfirmedDead bool `json:"confirmed_dead,omitempty"`

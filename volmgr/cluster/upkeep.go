@@ -305,25 +305,25 @@ func (t *tx) settleUsersOf(node block.NodeName) {
 	}
 }
 
-// leftOut says why hosts are to leave out the legs of a node that they can do without; empty if
-// they are not. n is its record, which may be nil.
-func (s *State) leftOut(n *Node, name block.NodeName) string {
+// leftOut says why hosts are to leave out a leg, if they can do without it; empty if they are not. n is the
+// record of its node, which may be nil.
+func (s *State) leftOut(v *Volume, l *Leg, n *Node) string {
 	switch {
 	case n != nil && !n.MaintainedUntil.IsZero():
 		return "its node is under maintenance"
-	case s.stops(name):
+	case s.stopsLegs(v, l.Node, n):
 		return "its target was about to stop"
 	}
 	return ""
 }
 
 // leftOutUntil says what ends that; empty if it is not so.
-func (s *State) leftOutUntil(name block.NodeName) string {
-	switch n := s.nodes[name]; {
+func (s *State) leftOutUntil(v *Volume, l *Leg) string {
+	switch n := s.nodes[l.Node]; {
 	case n != nil && !n.MaintainedUntil.IsZero():
-		return fmt.Sprintf("the end of the maintenance of %s, at %s at the latest", name, n.MaintainedUntil.Format(time.RFC3339))
-	case s.stops(name):
-		return fmt.Sprintf("target %s, which is stopping, to be back", name)
+		return fmt.Sprintf("the end of the maintenance of %s, at %s at the latest", n.Name, n.MaintainedUntil.Format(time.RFC3339))
+	case s.stopsLegs(v, l.Node, n):
+		return fmt.Sprintf("target %s, which is stopping, to be back", l.Node)
 	}
 	return ""
 }
@@ -341,7 +341,7 @@ func (t *tx) settleLeftOut(id block.VolumeID) (ask map[block.LegID]string) {
 	}
 	var serving []block.MemberSet // looked up once it is needed
 	for _, l := range v.Legs {
-		why := t.s.leftOut(t.nodes.peek(l.Node), l.Node)
+		why := t.s.leftOut(v, &l, t.nodes.peek(l.Node))
 		if why == "" || !l.member() {
 			continue
 		}
@@ -407,19 +407,27 @@ func (s *State) stillUsing(node block.NodeName) (waits []string) {
 		return nil
 	}
 	legs := s.legsOn(node, block.DriveID{})
+	n := s.nodes[node]
 	for _, id := range sorted(legs) {
 		v := s.volumes.Get(id)
+		if s.stopping[node].process && !v.inProcess(n) && (n == nil || n.MaintainedUntil.IsZero()) {
+			continue // the kernel goes on
+		}
 		for _, l := range legs[id] {
 			for _, a := range v.attachments() {
-				on := s.initiators[a.Node]
-				uses := l.State == LegStale && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) || s.asked[id][l.ID] != ""
-				if uses && a.handedOut() && !a.Stock { // a stock host reports nothing, and uses the leg in sync
+				if s.uses(v, l, a) && a.handedOut() && !a.Stock { // a stock host reports nothing, and uses the leg in sync
 					waits = append(waits, fmt.Sprintf("host %s to leave out %v of %s", a.Node, l, v.object()))
 				}
 			}
 		}
 	}
 	return waits
+}
+
+// uses reports whether a host may still use a leg that it is to leave out.
+func (s *State) uses(v *Volume, l *Leg, a *Attachment) bool {
+	on := s.initiators[a.Node]
+	return l.State == LegStale && (v.drains(l) || on == nil || on.status.Generation < l.StaleAt) || s.asked[v.ID][l.ID] != ""
 }
 
 // settleMaintenance ends the maintenances whose time is over. The others may find legs that are
@@ -449,8 +457,9 @@ const stopAtMost = 30 * time.Second
 
 // stop is what is known of a target that stops.
 type stop struct {
-	since time.Time
-	may   bool // it is told that it may
+	since   time.Time
+	process bool // the kernel's exports stay; those of the agent's process end
+	may     bool // it is told that it may
 }
 
 // stops reports whether a target is about to stop.
@@ -459,16 +468,30 @@ func (s *State) stops(name block.NodeName) bool {
 	return ok && s.now.Sub(told.since) < stopAtMost
 }
 
+// stopsLegs reports whether the exports of a volume's legs on a node are about to end. n is its record, which
+// may be nil.
+func (s *State) stopsLegs(v *Volume, name block.NodeName, n *Node) bool {
+	return s.stops(name) && (!s.stopping[name].process || v.inProcess(n))
+}
+
 // stopSaid notes whether a target's newest report says that it stops.
 func (t *tx) stopSaid(r *TargetReport) {
-	_, known := t.s.stopping[r.Node]
+	told, known := t.s.stopping[r.Node]
+	stops := r.Stopping || r.ProcessStops
 	switch {
-	case known && !r.Stopping:
+	case known && !stops:
 		t.stopEnded(r.Node)
-	case r.Stopping && !known:
+	case r.Stopping && told.process: // the machine stops now
 		t.s.stopping[r.Node] = stop{since: t.now}
+		t.settleUsersOf(r.Node)
+	case stops && !known:
+		t.s.stopping[r.Node] = stop{since: t.now, process: !r.Stopping}
 		t.s.fields = nil
-		t.event(event.Info, event.TargetStopping, nodeObject(r.Node), "its target agent is stopping: hosts leave out its legs that they can do without", "node", string(r.Node))
+		which := "its legs"
+		if !r.Stopping {
+			which = "those of its legs that it serves itself, and not the kernel,"
+		}
+		t.event(event.Info, event.TargetStopping, nodeObject(r.Node), fmt.Sprintf("its target agent is stopping: hosts leave out %s that they can do without", which), "node", string(r.Node))
 		t.settleUsersOf(r.Node)
 	}
 }

@@ -79,7 +79,7 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	img, tree := l.toldImage()
 	flatten, wait := s.wantedFlat(v, &l)
 	return WantedLeg{
-		Flatten: flatten, FlattenWait: wait,
+		Flatten: flatten, FlattenWait: wait, Process: v.inProcess(s.nodes[l.Node]),
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
 		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.needBase(&l)) == 0,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: s.originOf(v, &l),
@@ -172,7 +172,7 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 	}
 	x := WantedExport{
 		Volume: v.ID, Epoch: v.Epoch, NQN: s.nqn(v, a, node),
-		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly,
+		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly, Process: v.inProcess(s.nodes[node]),
 	}
 	if s.proves(a, node) {
 		x.Host, x.Keys = s.identity(a, x.NQN)
@@ -279,9 +279,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
 			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
 		}
-		if n := s.nodes[l.Node]; n != nil {
-			link.Portals = n.Portals
-		}
+		link.Portals = v.portals(s.nodes[l.Node])
 		if d := s.drives[l.Drive]; d != nil {
 			link.WriteThrough = !d.VolatileCache
 		}
@@ -293,6 +291,58 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		w.Legs = append(w.Legs, link)
 	}
 	return w
+}
+
+// A target in the kernel can serve from its agent's process, at portals of its own, what the kernel knows
+// nothing of: legs that are found through a map, and those with checksums. An older manager would send hosts to
+// the kernel for them, so a target says this in a field that older ones do not read, and nothing comes of it
+// before processLevel.
+
+// processLevel is the level from which on targets serve legs from a process beside the kernel.
+const processLevel block.Level = 9
+
+// abilities are what a target can do for legs.
+type abilities struct{ thin, integrity, snapshots, plainSnapshots, copies bool }
+
+// abilities of a target, as far as it has reported.
+func (s *State) abilities(node block.NodeName) abilities {
+	on := s.targets[node]
+	if on == nil || on.report == nil {
+		return abilities{}
+	}
+	r := on.report
+	if len(r.ProcessPortals) > 0 && s.level >= processLevel {
+		// A plain leg is the kernel's, and would change hands with its first snapshot.
+		return abilities{thin: true, integrity: true, snapshots: true, copies: true}
+	}
+	return abilities{r.Thin, r.Integrity, r.Snapshots, r.PlainSnapshots, r.Copies}
+}
+
+// processAt records where a target serves from its process.
+func (t *tx) processAt(r *TargetReport) {
+	n := t.nodes.peek(r.Node)
+	if t.level >= processLevel && n != nil && !slices.Equal(n.ProcessPortals, r.ProcessPortals) {
+		t.node(r.Node).ProcessPortals = slices.Clone(r.ProcessPortals)
+	}
+}
+
+// portals are where hosts reach a volume's legs on n, which may be nil.
+func (v *Volume) portals(n *Node) []block.Portal {
+	switch {
+	case n == nil:
+		return nil
+	case v.inProcess(n):
+		return n.ProcessPortals
+	}
+	return n.Portals
+}
+
+// inProcess reports whether a volume's legs on n, which may be nil, are served from a process beside the
+// kernel. All of them are, once one has to be: hosts reach them through one subsystem.
+func (v *Volume) inProcess(n *Node) bool {
+	return n != nil && len(n.ProcessPortals) > 0 && (v.Layout.Integrity || slices.ContainsFunc(v.Legs, func(l Leg) bool {
+		return l.Node == n.Name && (l.mapped() || l.Based)
+	}))
 }
 
 // ---- who proves its identity to whom ----

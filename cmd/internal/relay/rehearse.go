@@ -35,15 +35,8 @@ import (
 // wait for the next process either.
 const rehearseFor = 15 * time.Second
 
-// rehearse is for processes that serve: the kernel goes on by itself.
-func (r *Target) rehearse(ctx context.Context) error {
-	if r.serves != string(target.User) {
-		return nil
-	}
-	return rehearse(ctx, r.log)
-}
-
-// rehearse returns an error if this program does not serve as it should.
+// rehearse returns an error if this program does not serve as it should. On the kernel's data path, too, a
+// process serves some legs.
 func rehearse(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, rehearseFor, fmt.Errorf("not within %v", rehearseFor))
 	defer cancel()
@@ -204,7 +197,7 @@ type actor struct {
 func (s *stage) serve(left target.Estate, fail func(error)) (*actor, error) {
 	a, err := target.New(target.Config{
 		Node: stageNode, Portals: []block.Portal{s.portal}, Manager: nobody{}, Datapath: target.User,
-		Files: []string{s.path}, FilesOnly: true, Medium: s.medium,
+		Files: []string{s.path}, FilesOnly: true, Rehearsal: true, Medium: s.medium,
 		Listen: func(block.Portal) (net.Listener, error) { return s.listener, nil },
 	})
 	if err == nil {

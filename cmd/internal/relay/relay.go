@@ -83,7 +83,7 @@ func (r *Target) With(ctx context.Context, a *target.Agent, datapath string, log
 	if err := a.Prepare(ctx, r.previous.Draft); err != nil {
 		return nil, err
 	}
-	if err := r.rehearse(ctx); err != nil {
+	if err := rehearse(ctx, r.log); err != nil {
 		return nil, err
 	}
 	message, sockets, err := r.previous.Take(ctx)
@@ -136,7 +136,7 @@ func (r *Target) await(ctx context.Context) bool {
 			continue
 		}
 		r.log.Info("asked to hand over: starting the next process")
-		if err := r.rehearse(ctx); err != nil { // to hand over takes longer the first time, too
+		if err := rehearse(ctx, r.log); err != nil { // to hand over takes longer the first time, too
 			r.log.Warn("this process goes on, although it may not hand over well", "err", err)
 		}
 		draft, err := r.Draft()

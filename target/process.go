@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package target
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"path/filepath"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/figures"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/nvmet"
+	"weft.dev/weft/target/userspace"
+)
+
+// The kernel has no tables for legs in trees, nor for those with checksums. Beside the kernel's target, the
+// agent's process serves these legs, at portals of their own:
+//
+//	leg                       mapped by              exported by
+//	-------------------------------------------------------------------------------
+//	plain                     device mapper          nvmet, at the node's portals
+//	in a tree, or checked     package userspace      package userspace, at Portal.Process
+//
+// An export is by one of the two as a whole, since hosts reach all legs of a volume here through one subsystem. So
+// the process also serves a plain leg of a volume that has another one in a tree. The manager says which of the two
+// a leg is for, since it tells hosts where to find it. The agent plans over both as over one; what each of the two
+// should have is apart in a plan, since their trees are apart.
+//
+// The exports of the process end with it, and those of the kernel do not.
+
+// processPortals are where a process serves beside the kernel, whose portals are given.
+func processPortals(portals []block.Portal) (all []block.Portal) {
+	taken := map[block.Portal]bool{}
+	for _, p := range portals {
+		taken[socketOf(p)] = true
+		if lists, ok := p.Lists(); ok {
+			taken[socketOf(lists)] = true
+		}
+	}
+	for _, p := range portals {
+		if own, ok := p.Process(); ok && !taken[socketOf(own)] {
+			taken[socketOf(own)] = true
+			all = append(all, own)
+		}
+	}
+	return all
+}
+
+// kernelAndProcess serves in the kernel what that can serve, and the rest from this process.
+func kernelAndProcess(c Config, hungry func()) (kernel, error) {
+	m, err := newMachine(c, hungry, true)
+	if err != nil {
+		return kernel{}, err
+	}
+	return withProcess(realKernel(c), m, userDrives{m.Drives, sensors{c.Root}}), nil
+}
+
+// withProcess has m serve beside k. drives is what both have their legs on.
+func withProcess(k kernel, m *userspace.Machine, drives hardware) kernel {
+	inKernel := k
+	k.hardware = drives
+	k.mapper = func() (mapper, error) {
+		kernels, err := inKernel.mapper()
+		return bothMappers{kernels, m.Legs}, err
+	}
+	k.names = bothNames{inKernel.names, m.Legs}
+	if c := inKernel.counting; c != nil {
+		k.counting = &counting{legs: bothFigures(c.legs, m.Legs.Figures), drive: c.drive}
+	}
+	k.process = func() (exporter, error) { return m.Exports.OpenTree() }
+	k.integrity, k.thin = true, true
+	k.inProcess(m)
+	return k
+}
+
+// inProcess takes from m what a process does for its exports.
+func (k *kernel) inProcess(m *userspace.Machine) {
+	k.close, k.paths, k.refusals, k.settle = m.Close, m.Exports.SetPaths, m.Exports.Refusals, m.Exports.Settle
+	k.keep = func(e *Estate) (err error) {
+		e.listeners, err = m.Exports.Keep()
+		e.controllers = m.Pass()
+		return err
+	}
+	k.losses = m.Drives.Unnoted
+	k.adopt = func(e Estate) error {
+		losses, err := e.losses()
+		m.Drives.Adopt(losses, e.held())
+		m.Exports.Adopt(e.listeners, e.controllers)
+		return err
+	}
+}
+
+// newMachine makes what serves from this process. shared: beside the kernel.
+func newMachine(c Config, hungry func(), shared bool) (*userspace.Machine, error) {
+	locks := filepath.Join("/", c.Root, "dev/weft")
+	if c.FilesOnly { // as in the agent's own lock
+		locks = ""
+	}
+	return userspace.New(userspace.Config{
+		Root: c.Root, Files: c.Files, FilesOnly: c.FilesOnly, Listen: c.Listen, Medium: c.Medium, Calls: c.Calls, Label: c.Label, Hungry: hungry,
+		LossDir: filepath.Join("/", c.Root, "dev/weft/losses"), Log: c.Log, Locks: locks, Shared: shared,
+	})
+}
+
+// bothMappers maps in the process what the kernel has no table for.
+type bothMappers struct {
+	kernel  mapper
+	process *userspace.Legs
+}
+
+func (m bothMappers) Devices(prefix string) ([]dm.State, error) {
+	inKernel, err := m.kernel.Devices(prefix)
+	if err != nil {
+		return nil, err
+	}
+	own, err := m.process.Devices(prefix)
+	return append(inKernel, own...), err
+}
+
+func (m bothMappers) Do(s dm.Step) error {
+	if m.process.Has(s.Device.Name) || userspace.NeedsProcess(s.Device.Table) {
+		return m.process.Do(s)
+	}
+	return m.kernel.Do(s)
+}
+
+// bothNames names each leg where it is mapped.
+type bothNames struct {
+	kernel  naming
+	process *userspace.Legs
+}
+
+func (n bothNames) List() (map[block.LegID]string, error) {
+	all, err := n.kernel.List()
+	if err != nil {
+		return nil, err
+	}
+	for id := range all {
+		if n.process.Has(dmPrefix + id.String()) { // a name that an earlier data path has left
+			delete(all, id)
+		}
+	}
+	own, err := n.process.List()
+	for id, node := range own {
+		if n.process.Has(dmPrefix + id.String()) {
+			all[id] = node
+		}
+	}
+	return all, err
+}
+
+func (n bothNames) Set(id block.LegID, node string) error {
+	if node == "" {
+		return errors.Join(n.kernel.Set(id, ""), n.process.Set(id, ""))
+	}
+	if n.process.Has(dmPrefix + id.String()) {
+		return errors.Join(n.kernel.Set(id, ""), n.process.Set(id, node))
+	}
+	return errors.Join(n.process.Set(id, ""), n.kernel.Set(id, node))
+}
+
+func bothFigures(of ...func() (map[block.LegID]figures.Figures, error)) func() (map[block.LegID]figures.Figures, error) {
+	return func() (map[block.LegID]figures.Figures, error) {
+		all := map[block.LegID]figures.Figures{}
+		for _, read := range of {
+			some, err := read()
+			if err != nil {
+				return nil, err
+			}
+			maps.Copy(all, some)
+		}
+		return all, nil
+	}
+}
+
+// kernelLegsOf are those of the mapped legs that the kernel has mapped.
+func kernelLegsOf(mapped map[block.LegID]dm.State) map[block.LegID]dm.State {
+	if mapped == nil {
+		return nil
+	}
+	out := map[block.LegID]dm.State{}
+	for id, s := range mapped {
+		if !userspace.Ours(s.Number) {
+			out[id] = s
+		}
+	}
+	return out
+}
+
+// ---- exports ----
+
+// offered is what a node exports, in its two parts.
+type offered struct {
+	all     *nvmet.Config // both
+	kernel  *nvmet.Config // by the kernel, or by what stands in for it
+	process *nvmet.Config // by the process beside it; nil: nothing ever is
+	busy    func(block.NQN) bool
+}
+
+// readExports reads what is exported.
+func (r *reconciler) readExports(ctx context.Context) (offered, error) {
+	c, busy, err := observeExports(ctx, &r.exports)
+	if err != nil || r.process == nil {
+		return offered{all: c, kernel: c, busy: busy}, err
+	}
+	own, ownBusy, err := observeExports(ctx, r.process)
+	if err != nil {
+		return offered{}, err
+	}
+	all := merged(*c, *own)
+	return offered{&all, c, own, func(n block.NQN) bool { return busy(n) || ownBusy(n) }}, nil
+}
+
+// merged is two configurations as one.
+func merged(a, b nvmet.Config) nvmet.Config {
+	out := nvmet.Config{
+		Subsystems: append(a.Subsystems[:len(a.Subsystems):len(a.Subsystems)], b.Subsystems...),
+		Ports:      append(a.Ports[:len(a.Ports):len(a.Ports)], b.Ports...),
+		Hosts:      append(a.Hosts[:len(a.Hosts):len(a.Hosts)], b.Hosts...),
+		Keys:       maps.Clone(a.Keys),
+	}
+	for n, k := range b.Keys {
+		if out.Keys == nil {
+			out.Keys = map[block.NQN]nvmet.Keys{}
+		}
+		out.Keys[n] = k
+	}
+	return out
+}
+
+// misplaced reports whether a leg is mapped in the kernel and is for the process, or the reverse, as after a
+// change of the target's data path. One that is exported stays until it is not.
+func (p *planner) misplaced(w wantedLeg, s dm.State) bool {
+	return p.seen.beside && p.seen.exports != nil && userspace.Ours(s.Number) != w.GetProcess() &&
+		len(exporters(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true))) == 0
+}
+
+// moves reports whether an export is still there in the other part: it ends there first.
+func (p *planner) moves(e wantedExport) bool {
+	if !p.seen.beside || p.seen.exports == nil {
+		return false
+	}
+	other := p.seen.process
+	if e.GetProcess() {
+		other = p.seen.kernel
+	}
+	_, there := other.Subsystem(block.NQN(e.GetNqn()))
+	return there
+}
+
+// elsewhere says that a leg is still mapped in the other part than that which is to export it; empty if not.
+func (p *planner) elsewhere(e wantedExport, w wantedNamespace) string {
+	if s, mapped := p.seen.mapped[w.leg]; mapped && p.seen.beside && userspace.Ours(s.Number) != e.GetProcess() {
+		return "it is still mapped in another place, as before a change of the target's data path"
+	}
+	return ""
+}
+
+// pbPortals are portals as a report says them.
+func pbPortals(portals []block.Portal) (all []*pb.Portal) {
+	for _, p := range portals {
+		all = append(all, portalMessage(p))
+	}
+	return all
+}
