@@ -488,8 +488,8 @@ func (d *Drives) lockFile(n block.DeviceNumber) (locked, error) {
 		return locked{file}, nil
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return nil, fmt.Errorf("another process of Weft uses it: %w", unix.EBUSY)
-	case !d.shared && (errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS)):
-		return nil, nil
+	case !d.shared && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EROFS)):
+		return nil, nil // it may not write there, and nobody has made the file
 	}
 	return nil, err
 }

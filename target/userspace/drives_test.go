@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -462,4 +463,37 @@ func TestAFileWithForeignDataIsRefused(t *testing.T) {
 		t.Errorf("format = %v, want it refused for its file system", err)
 	}
 	must(t, d.Format(path, cluster, driveA, "xfs"))
+}
+
+// A target that may not write where the locks are uses those that are there, and does without the others: it
+// holds its drives exclusively. One beside the kernel does not.
+func TestATargetOfAnotherUserLocksWhatItCan(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	there, missing := block.DeviceNumber{Major: 259, Minor: 1}, block.DeviceNumber{Major: 259, Minor: 2}
+	root, other := newDrives(Config{Locks: dir}), newDrives(Config{Locks: dir})
+	held, err := root.lockFile(there)
+	must(t, errors.Join(err, held.Close()))
+	must(t, os.Chmod(dir, 0o555))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if os.Geteuid() == 0 { // root may write anywhere
+		must(t, unix.Setfsuid(65534))
+		defer func() { must(t, unix.Setfsuid(0)) }()
+	}
+	if held, err := other.lockFile(missing); err != nil || len(held) != 0 {
+		t.Errorf("a lock that is not there: %d files, %v; want none", len(held), err)
+	}
+	held, err = other.lockFile(there)
+	if err != nil || len(held) != 1 {
+		t.Fatalf("a lock that is there: %d files, %v", len(held), err)
+	}
+	if _, err := root.lockFile(there); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("a lock that another has: %v, want %v", err, unix.EBUSY)
+	}
+	must(t, held.Close())
+	other.shared = true
+	if _, err := other.lockFile(missing); err == nil {
+		t.Error("beside the kernel it does without a lock")
+	}
 }
