@@ -365,6 +365,16 @@ func (a *Agent) Draft() ([]byte, error) {
 	return proto.Marshal(&pb.TargetHandover{Wanted: a.wanted, Devices: a.report.GetDevices()})
 }
 
+// Serves reports whether hosts wait for the process while it hands over what a draft names: in user space all do,
+// and beside the kernel those whose exports are not the kernel's.
+func (a *Agent) Serves(draft []byte) bool {
+	told := &pb.TargetHandover{}
+	if err := proto.Unmarshal(draft, told); err != nil || a.kernel.process == nil {
+		return true
+	}
+	return slices.ContainsFunc(told.GetWanted().GetExports(), (*pb.WantedExport).GetProcess)
+}
+
 // Prepare reads what the draft of an estate names, while the previous process serves it, and plans what
 // it would do. It changes nothing, and keeps nothing: Run does all of that again. It fails if a drive's
 // label is of a later version: the previous process goes on then, and no host has noticed. A program is

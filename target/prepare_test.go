@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/target/drive"
@@ -61,5 +63,28 @@ func TestTheNextProcessRefusesADriveOfALaterVersion(t *testing.T) {
 	}
 	if err := next.Prepare(t.Context(), nil); err != nil {
 		t.Errorf("a previous process of an earlier version sends no draft: %v", err)
+	}
+}
+
+func TestHostsWaitForAProcessThatServesThem(t *testing.T) {
+	in := func(process bool) []byte {
+		w := want().drive(1).volume(1, 1, 1).volume(2, 1, 1)
+		w.Exports[1].Process = process
+		draft, err := proto.Marshal(&pb.TargetHandover{Wanted: w.TargetWanted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return draft
+	}
+	for _, c := range []struct {
+		beside, process, want bool
+	}{{false, false, true}, {true, false, false}, {true, true, true}} {
+		a := &Agent{}
+		if c.beside {
+			a.kernel.process = func() (exporter, error) { return nil, nil } //nolint:nilnil // it is not called
+		}
+		if got := a.Serves(in(c.process)); got != c.want {
+			t.Errorf("beside the kernel %v, with an export of its own %v: hosts wait %v", c.beside, c.process, got)
+		}
 	}
 }

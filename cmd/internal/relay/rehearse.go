@@ -35,8 +35,8 @@ import (
 // wait for the next process either.
 const rehearseFor = 15 * time.Second
 
-// rehearse returns an error if this program does not serve as it should. On the kernel's data path, too, a
-// process serves some legs.
+// rehearse returns an error if this program does not serve as it should. Where hosts wait for no process, since
+// the kernel serves all that there is, nobody rehearses.
 func rehearse(ctx context.Context, log *slog.Logger) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, rehearseFor, fmt.Errorf("not within %v", rehearseFor))
 	defer cancel()

@@ -83,8 +83,10 @@ func (r *Target) With(ctx context.Context, a *target.Agent, datapath string, log
 	if err := a.Prepare(ctx, r.previous.Draft); err != nil {
 		return nil, err
 	}
-	if err := rehearse(ctx, r.log); err != nil {
-		return nil, err
+	if a.Serves(r.previous.Draft) {
+		if err := rehearse(ctx, r.log); err != nil {
+			return nil, err
+		}
 	}
 	message, sockets, err := r.previous.Take(ctx)
 	if err != nil {
@@ -136,10 +138,7 @@ func (r *Target) await(ctx context.Context) bool {
 			continue
 		}
 		r.log.Info("asked to hand over: starting the next process")
-		if err := rehearse(ctx, r.log); err != nil { // to hand over takes longer the first time, too
-			r.log.Warn("this process goes on, although it may not hand over well", "err", err)
-		}
-		draft, err := r.Draft()
+		draft, err := r.rehearsedDraft(ctx)
 		if err != nil {
 			r.log.Error("not handed over; this process goes on", "err", err)
 			continue
@@ -152,6 +151,18 @@ func (r *Target) await(ctx context.Context) bool {
 		r.next = next
 		return true
 	}
+}
+
+// rehearsedDraft returns the draft of what is to be handed over, after a rehearsal if hosts will wait.
+func (r *Target) rehearsedDraft(ctx context.Context) ([]byte, error) {
+	draft, err := r.Draft()
+	if err != nil || !r.Serves(draft) {
+		return draft, err
+	}
+	if err := rehearse(ctx, r.log); err != nil { // to hand over takes longer the first time, too
+		r.log.Warn("this process goes on, although it may not hand over well", "err", err)
+	}
+	return r.Draft()
 }
 
 // lastFlush is how long a drive's last flush keeps the process from its end, when another one serves already or
