@@ -173,59 +173,6 @@ func readsZeroesOnTheKernel(t *testing.T, path string) {
 	t.Errorf("%s has not the size of the leg in 10s", path)
 }
 
-// TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg; the next epoch is not
-// admitted until the write has landed.
-func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
-	w := kernelWorld(t)
-	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
-		t.Skipf("no NVMe host here: %v", err)
-	}
-	defer func() { w.stop() }()
-	w.run()
-	w.manager.set(onDrive(place(want().volume(1, 1, 1))))
-	w.until("export ready", exportsReady(1))
-	imported := connect(t, 1, 4420)
-
-	// A leg that is not listed is left alone: the agent would resume its device.
-	w.manager.set(onDrive(want().admit(1, 1).export(1, 1, 0)))
-	w.until("generation 2", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 })
-	mapper, err := dm.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := dmPrefix + legID(1).String()
-	if err := mapper.Suspend(name, true, true); err != nil {
-		t.Fatal(err)
-	}
-	resumed := false
-	resume := func() {
-		if !resumed {
-			resumed = true
-			if err := mapper.Resume(name, dm.UdevInner); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	defer resume()
-	written := make(chan error, 1)
-	go func() { written <- writeBlock(imported) }()
-	time.Sleep(2 * time.Second) // by then the write has reached the leg
-
-	w.manager.set(onDrive(want().admit(1, 2)))
-	w.until("the drain is reported", problemWith("draining"))
-	reports := w.manager.reported()
-	time.Sleep(5 * time.Second)
-	if sent := w.manager.reported() - reports; sent < 4 {
-		t.Errorf("%d reports in 5s while the drain hangs, want one a second", sent)
-	}
-	if r := w.until("a report", func(*pb.TargetReport) bool { return true }); admitted(1, 2)(r) {
-		t.Error("epoch 2 is admitted while a write of epoch 1 is under way")
-	}
-	resume()
-	w.checkAdmissions(w.until("epoch 2 admitted", admitted(1, 2)))
-	t.Logf("the host's write ended with %v", <-written)
-}
-
 // TestAProcessBesideTheExportsOnTheKernel has a plain leg and one in a tree on the same drive. The kernel exports
 // the first, and goes on when the agent has ended; the agent's process exports the second.
 func TestAProcessBesideTheExportsOnTheKernel(t *testing.T) {
@@ -278,6 +225,59 @@ func TestAProcessBesideTheExportsOnTheKernel(t *testing.T) {
 	erased.Drives[0].Remove = true
 	w.manager.set(erased)
 	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+}
+
+// TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg; the next epoch is not
+// admitted until the write has landed.
+func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
+	w := kernelWorld(t)
+	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
+		t.Skipf("no NVMe host here: %v", err)
+	}
+	defer func() { w.stop() }()
+	w.run()
+	w.manager.set(onDrive(place(want().volume(1, 1, 1))))
+	w.until("export ready", exportsReady(1))
+	imported := connect(t, 1, 4420)
+
+	// A leg that is not listed is left alone: the agent would resume its device.
+	w.manager.set(onDrive(want().admit(1, 1).export(1, 1, 0)))
+	w.until("generation 2", func(r *pb.TargetReport) bool { return r.GetGeneration() == 2 })
+	mapper, err := dm.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := dmPrefix + legID(1).String()
+	if err := mapper.Suspend(name, true, true); err != nil {
+		t.Fatal(err)
+	}
+	resumed := false
+	resume := func() {
+		if !resumed {
+			resumed = true
+			if err := mapper.Resume(name, dm.UdevInner); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	defer resume()
+	written := make(chan error, 1)
+	go func() { written <- writeBlock(imported) }()
+	time.Sleep(2 * time.Second) // by then the write has reached the leg
+
+	w.manager.set(onDrive(want().admit(1, 2)))
+	w.until("the drain is reported", problemWith("draining"))
+	reports := w.manager.reported()
+	time.Sleep(5 * time.Second)
+	if sent := w.manager.reported() - reports; sent < 4 {
+		t.Errorf("%d reports in 5s while the drain hangs, want one a second", sent)
+	}
+	if r := w.until("a report", func(*pb.TargetReport) bool { return true }); admitted(1, 2)(r) {
+		t.Error("epoch 2 is admitted while a write of epoch 1 is under way")
+	}
+	resume()
+	w.checkAdmissions(w.until("epoch 2 admitted", admitted(1, 2)))
+	t.Logf("the host's write ended with %v", <-written)
 }
 
 // kernelWorld is the machine that the test runs in, with an agent for its drive.
