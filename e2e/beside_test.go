@@ -96,7 +96,7 @@ type besideVolume struct {
 	name, flag string
 	writer     *vm.Machine
 	w          *testbed.Writer
-	stale      int // events that were expected
+	stale      int // events that have been looked at
 }
 
 func other(b *testbed.Bed, m *vm.Machine) *vm.Machine {

@@ -83,7 +83,7 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 		return 0
 	}
 	for _, s := range dm.Diff(got, device(size)) {
-		p.order(mapLeg{w.id, s, s.Op == dm.OpCreate && p.seen.beside && w.GetProcess()})
+		p.order(mapLeg{w.id, s, s.Op == dm.OpCreate && w.GetProcess()})
 	}
 	fits := func(as *pb.LegLabel) bool { return len(dm.Diff(got, deviceOf(as, state.Table.Size()))) == 0 }
 	if !exists || !fits(record) && !fits(otherWay(record)) {

@@ -88,7 +88,7 @@ func (p *planner) part(e *wantedExport) *nvmet.Config {
 	return &p.plan.exports
 }
 
-// namespaces are those of an export that can be there now. old is what there is.
+// namespaces returns the namespaces of an export that can exist now. old is the export as it is.
 func (p *planner) namespaces(e wantedExport, old nvmet.Subsystem, taken map[block.LegID]block.NQN) (all []nvmet.Namespace) {
 	object, n := "export "+e.GetNqn(), block.NQN(e.GetNqn())
 	for _, w := range e.namespaces {

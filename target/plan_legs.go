@@ -119,7 +119,7 @@ func (p *planner) unservable(w wantedLeg, on driveSeen) string {
 	switch {
 	case judged != "" && !block.SameIncarnation(judged, on.identity()):
 		return "its drive may have lost writes since the manager judged what it holds"
-	case drive.ImageOf(w).Checked() && (!p.seen.integrity || p.seen.beside && !w.GetProcess()):
+	case drive.ImageOf(w).Checked() && (!p.seen.integrity || p.kernels(w)):
 		return "its volume keeps checksums, which this target does not"
 	}
 	return ""

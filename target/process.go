@@ -58,7 +58,7 @@ func kernelAndProcess(c Config, hungry func()) (kernel, error) {
 	return withProcess(realKernel(c), m, userDrives{m.Drives, sensors{c.Root}}), nil
 }
 
-// withProcess has m serve beside k. drives is what both have their legs on.
+// withProcess returns the data path in which m serves beside the kernel's k. Both have their legs on drives.
 func withProcess(k kernel, m *userspace.Machine, drives hardware) kernel {
 	inKernel := k
 	k.hardware = drives
@@ -71,7 +71,7 @@ func withProcess(k kernel, m *userspace.Machine, drives hardware) kernel {
 		k.counting = &counting{legs: bothFigures(c.legs, m.Legs.Figures), drive: c.drive}
 	}
 	k.process = func() (exporter, error) { return m.Exports.OpenTree() }
-	k.integrity, k.thin = true, true
+	k.integrity = true
 	k.inProcess(m)
 	return k
 }
@@ -105,7 +105,7 @@ func newMachine(c Config, hungry func(), shared bool) (*userspace.Machine, error
 	})
 }
 
-// bothMappers maps in the process what the kernel has no table for.
+// bothMappers changes a leg where it is mapped. It maps new ones in the kernel; see mapLeg.process for others.
 type bothMappers struct {
 	kernel  mapper
 	process *userspace.Legs
@@ -121,7 +121,7 @@ func (m bothMappers) Devices(prefix string) ([]dm.State, error) {
 }
 
 func (m bothMappers) Do(s dm.Step) error {
-	if m.process.Has(s.Device.Name) || userspace.NeedsProcess(s.Device.Table) {
+	if m.process.Has(s.Device.Name) {
 		return m.process.Do(s)
 	}
 	return m.kernel.Do(s)
@@ -192,26 +192,21 @@ func kernelLegsOf(mapped map[block.LegID]dm.State) map[block.LegID]dm.State {
 
 // ---- exports ----
 
-// offered is what a node exports, in its two parts.
-type offered struct {
-	all     *nvmet.Config // both
-	kernel  *nvmet.Config // by the kernel, or by what stands in for it
-	process *nvmet.Config // by the process beside it; nil: nothing ever is
-	busy    func(block.NQN) bool
-}
-
-// readExports reads what is exported.
-func (r *reconciler) readExports(ctx context.Context) (offered, error) {
+// readExports reads what the two parts export, or the only one.
+func (r *reconciler) readExports(ctx context.Context, s *seen) error {
 	c, busy, err := observeExports(ctx, &r.exports)
 	if err != nil || r.process == nil {
-		return offered{all: c, kernel: c, busy: busy}, err
+		s.exports, s.kernel, s.busy = c, c, busy
+		return err
 	}
 	own, ownBusy, err := observeExports(ctx, r.process)
 	if err != nil {
-		return offered{}, err
+		return err
 	}
 	all := merged(*c, *own)
-	return offered{&all, c, own, func(n block.NQN) bool { return busy(n) || ownBusy(n) }}, nil
+	s.exports, s.kernel, s.process = &all, c, own
+	s.busy = func(n block.NQN) bool { return busy(n) || ownBusy(n) }
+	return nil
 }
 
 // merged is two configurations as one.
@@ -230,6 +225,9 @@ func merged(a, b nvmet.Config) nvmet.Config {
 	}
 	return out
 }
+
+// kernels reports whether the kernel is to serve a leg, and not the process beside it.
+func (p *planner) kernels(w wantedLeg) bool { return p.seen.beside && !w.GetProcess() }
 
 // misplaced reports whether a leg is mapped in the kernel and is for the process, or the reverse, as after a
 // change of the target's data path. One that is exported stays until it is not.

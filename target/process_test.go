@@ -43,32 +43,12 @@ func (w *world) withProcess(gate *gate) kernel {
 	return k
 }
 
-// exportedBeside is what the process exports beside the kernel.
-func (w *world) exportedBeside() (c nvmet.Config) {
+// exportedBeside returns what the process exports beside the kernel.
+func (w *world) exportedBeside() nvmet.Config {
 	if w.beside == nil {
-		return c
+		return nvmet.Config{}
 	}
-	tree, err := w.beside.OpenTree()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if c, err = tree.Read(context.Background()); err != nil {
-		w.t.Fatal(err)
-	}
-	return c
-}
-
-// exportedByKernel is what the kernel exports.
-func (w *world) exportedByKernel() nvmet.Config {
-	tree, err := w.tree()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	c, err := tree.Read(context.Background())
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return c
+	return w.read(w.beside.OpenTree)
 }
 
 func subsystems(c nvmet.Config) (names []string) {
@@ -103,7 +83,7 @@ func TestTheProcessServesBesideTheKernelWhatThatCannot(t *testing.T) {
 		if got := subsystems(w.exportedBeside()); !slices.Equal(got, []string{sums}) {
 			t.Errorf("beside the kernel: %v; want %s", got, sums)
 		}
-		c := w.exportedByKernel()
+		c := w.read(w.tree)
 		if len(c.Subsystems) != 1 || string(c.Subsystems[0].NQN) != plain || len(c.Ports) != 1 || c.Ports[0].Portal.Port != 4420 {
 			t.Errorf("the kernel exports %v; want %s alone", c, plain)
 		}
@@ -209,7 +189,7 @@ func TestALegMovesBetweenTheKernelAndTheProcess(t *testing.T) {
 			w.until("the export", func(r *pb.TargetReport) bool { return r.GetGeneration() == generation && exportsReady(1)(r) })
 			for range 20 {
 				time.Sleep(time.Second)
-				kernel, own := len(w.exportedByKernel().Subsystems), len(w.exportedBeside().Subsystems)
+				kernel, own := len(w.read(w.tree).Subsystems), len(w.exportedBeside().Subsystems)
 				if kernel+own != 1 || (own == 1) != process {
 					t.Fatalf("for the process %v: the kernel has %d exports, the process %d", process, kernel, own)
 				}

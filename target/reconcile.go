@@ -211,9 +211,7 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	note("device mapper", err)
 	s.names, err = r.names.List()
 	note(r.legDir, err)
-	served, err := r.readExports(ctx)
-	s.exports, s.kernel, s.process, s.busy = served.all, served.kernel, served.process, served.busy
-	note("nvmet", err)
+	note("nvmet", r.readExports(ctx, &s))
 	r.lists.track(kernelLegsOf(s.mapped))
 	s.listed = r.lists.served()
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
@@ -301,17 +299,18 @@ func (r *reconciler) publish(s seen, p plan) {
 		problems = append(problems, problem{exportObject(f.Step.Object), f.Step.String(), f.Err.Error()})
 	}
 	report := proto.CloneOf(r.base)
-	report.Generation, report.Thin = r.reached, r.agent.kernel.thin
-	report.Snapshots, report.PlainSnapshots, report.Copies = report.Thin, report.Thin, report.Thin
+	report.Generation = r.reached
+	if s.beside { // managers of earlier versions would send hosts to the kernel if the rest were said
+		report.ProcessPortals = pbPortals(processPortals(r.agent.config.Portals))
+	} else {
+		thin := r.agent.kernel.thin
+		report.Thin, report.Snapshots, report.PlainSnapshots, report.Copies = thin, thin, thin, thin
+	}
 	r.agent.sayStopping(report, s.process != nil && len(s.process.Subsystems) > 0)
 	if o := r.agent.newest.Newest(); o.Term > 0 {
 		report.Term, report.TermClusterId = o.Term, o.Cluster.String()
 	}
 	fillReport(report, s, p, r.legDir, r.progress())
-	if s.beside { // managers of earlier versions would send hosts to the kernel for what these legs are
-		report.Thin, report.Snapshots, report.PlainSnapshots, report.Copies, report.Integrity = false, false, false, false, false
-		report.ProcessPortals = pbPortals(processPortals(r.agent.config.Portals))
-	}
 	if !r.cluster.IsZero() {
 		report.ClusterId = r.cluster.String()
 	}

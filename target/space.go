@@ -107,7 +107,7 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if !drive.Mapped(w) {
 		return p.basedLeg(w, d, report)
 	}
-	if d.trees == nil || p.seen.beside && !w.GetProcess() {
+	if d.trees == nil || p.kernels(w) {
 		return "it belongs to a thin volume, which this target does not serve"
 	}
 	if cause := unrooted(w, d.label); cause != "" {
@@ -136,7 +136,7 @@ func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) strin
 			p.problem(legKey(w.id), "make room for a snapshot", "drive %v has no extent left for it", w.drive)
 		}
 		return ""
-	case d.trees == nil || p.seen.beside && !w.GetProcess():
+	case d.trees == nil || p.kernels(w):
 		return "its volume has, or had, snapshots, which this target does not serve"
 	}
 	tree := d.trees[record.GetTreeId()]

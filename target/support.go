@@ -82,7 +82,7 @@ func legsTold(open *lazy[mapper]) support.File {
 	return support.Text(name, dm.Told(devices), err)
 }
 
-// exportsTold is what nvmet exports, or what stands in for it or is beside it.
+// exportsTold tells what one target exports: nvmet, the process that stands in for it, or the one beside it.
 func exportsTold(ctx context.Context, name string, open func() (exporter, error)) support.File {
 	e, err := open()
 	if err != nil {

@@ -611,8 +611,11 @@ func (w *world) exportedNode(name string) bool {
 
 type exported struct{ nvmet.Config }
 
-func (w *world) exported() exported {
-	tree, err := w.tree()
+func (w *world) exported() exported { return exported{merged(w.read(w.tree), w.exportedBeside())} }
+
+// read returns what one target exports.
+func (w *world) read(open func() (*nvmet.Tree, error)) nvmet.Config {
+	tree, err := open()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -620,7 +623,7 @@ func (w *world) exported() exported {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return exported{merged(c, w.exportedBeside())}
+	return c
 }
 
 func (e exported) devicesOf() map[string]block.NQN {

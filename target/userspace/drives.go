@@ -301,9 +301,6 @@ func (d *Disk) locked(do func() error) error {
 
 // Format makes a device or file an empty drive. It returns EBUSY if anyone uses it.
 func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, force string) error {
-	if d.shared { // what is held then is no lock
-		return d.formatShared(path, cluster, id, force)
-	}
 	h, err := d.hold(path)
 	if err != nil {
 		return err
@@ -315,6 +312,9 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 	if legs > 0 {
 		return fmt.Errorf("format %s: %d legs are mapped on it: %w", path, legs, unix.EBUSY)
 	}
+	if d.shared { // what is held keeps nobody else from it
+		return drive.FormatPath(filepath.Join(d.root, path), cluster, id, force)
+	}
 	m, err := d.device(path, h)
 	if err != nil {
 		return err
@@ -323,33 +323,6 @@ func (d *Drives) Format(path string, cluster block.ClusterID, id block.DriveID, 
 		return fmt.Errorf("%s: %w", path, errors.Join(err, m.Close()))
 	}
 	return m.Close()
-}
-
-// formatShared is Format where the drives are shared: the kernel refuses those on which it has mapped legs.
-func (d *Drives) formatShared(path string, cluster block.ClusterID, id block.DriveID, force string) error {
-	n, err := d.Number(path)
-	if err != nil {
-		return err
-	}
-	opening := d.openingOf(n)
-	opening.Lock()
-	defer opening.Unlock()
-	d.mu.Lock()
-	h := d.held[n]
-	mapped := h != nil && h.legs > 0
-	d.mu.Unlock()
-	if mapped {
-		return fmt.Errorf("format %s: legs are mapped on it: %w", path, unix.EBUSY)
-	}
-	where := filepath.Join(d.root, path)
-	if h == nil {
-		lock, err := d.lock(where, n)
-		if err != nil {
-			return err
-		}
-		defer lock.Close()
-	}
-	return drive.FormatPath(where, cluster, id, force)
 }
 
 // Device returns the drive with a number, for a leg; the drive must be open.

@@ -34,15 +34,6 @@ const legMajor = 1 << 20
 // Ours reports whether a mapped device is one of this package, and not one of the kernel.
 func Ours(n block.DeviceNumber) bool { return n.Major == legMajor }
 
-// NeedsProcess reports whether only this package can map a table.
-func NeedsProcess(t dm.Table) bool {
-	if ThroughTree(t) {
-		return true
-	}
-	sums, err := isChecked(t)
-	return sums || err != nil
-}
-
 // Legs is a device-mapper with linear tables only, and the legs' stable names. Its methods may be
 // called concurrently.
 type Legs struct {

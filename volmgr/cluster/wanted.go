@@ -277,9 +277,8 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 		link := WantedLink{
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
 			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
-			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
+			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn, Portals: v.portals(s.nodes[l.Node]),
 		}
-		link.Portals = v.portals(s.nodes[l.Node])
 		if d := s.drives[l.Drive]; d != nil {
 			link.WriteThrough = !d.VolatileCache
 		}
