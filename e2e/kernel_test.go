@@ -27,7 +27,7 @@ func TestKernel(t *testing.T) {
 	suites := []kernelSuite{
 		{
 			vm.Suite{Package: "./raid/dm"},
-			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "loop", "brd rd_nr=8 rd_size=65536")},
+			[]vm.MachineOption{vm.Modules("dm_mod", "dm_mirror", "dm_zero", "dm_flakey", "loop", "brd rd_nr=8 rd_size=65536")},
 		},
 		{
 			vm.Suite{
@@ -61,7 +61,7 @@ func TestKernel(t *testing.T) {
 		},
 		{
 			vm.Suite{Package: "./target", Run: "OnTheKernel|OldEpoch"}, // its other tests need no kernel
-			[]vm.MachineOption{vm.Modules("dm_mod", "nvmet", "nvmet_tcp", "nvme_tcp"), vm.NVMe("1GiB", "K1")},
+			[]vm.MachineOption{vm.Modules("dm_mod", "dm_zero", "dm_flakey", "nvmet", "nvmet_tcp", "nvme_tcp"), vm.NVMe("1GiB", "K1")},
 		},
 		blockdevSuite(),
 	}

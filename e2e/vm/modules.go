@@ -24,7 +24,7 @@ func guestModules() []string {
 	return []string{
 		"virtio_pci", "virtio_blk", "virtio_net", "virtio_console",
 		"nvme", "nvme_fabrics", "nvme_tcp", "nvme_rdma", "nvme_loop", "nvmet", "nvmet_tcp", "nvmet_rdma",
-		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_snapshot", "dm_thin_pool", "dm_era", "dm_log_writes",
+		"dm_mod", "dm_mirror", "dm_log", "dm_region_hash", "dm_log_userspace", "dm_delay", "dm_flakey", "dm_zero", "dm_snapshot", "dm_thin_pool", "dm_era", "dm_log_writes",
 		"loop", "brd", "null_blk", "nbd", "ublk_drv", "fuse",
 		"ext4", "xfs", "crc32c_generic", "crc32c_intel", "crc32_generic", "crc32_pclmul", "libcrc32c",
 		"nvme_auth", "dh_generic", "hmac", "sha256_generic", "sha512_generic", // the kernel requests them by algorithm

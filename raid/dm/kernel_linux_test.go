@@ -3,6 +3,7 @@
 package dm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -132,6 +133,64 @@ func aligned(n int) []byte {
 	b := make([]byte, n+page)
 	skip := page - int(uintptr(unsafe.Pointer(&b[0]))%page)
 	return b[skip : skip+n]
+}
+
+// TestNothingWritesWhatIsUnwritable: dm-flakey does that, and it is there to break things for tests.
+func TestNothingWritesWhatIsUnwritable(t *testing.T) {
+	requireKernel(t)
+	w := kernelWorld(t)
+	skip := t.Skipf
+	if os.Getenv("WEFT_REQUIRE_DM") != "" {
+		skip = t.Fatalf
+	}
+	if targets, err := w.client.Targets(); err != nil {
+		t.Fatal(err)
+	} else if _, ok := targets["flakey"]; !ok {
+		skip("needs the flakey target (module dm-flakey)")
+	}
+	must(t, w.client.Do(Step{OpCreate, w.device("below", w.linear(0))}))
+	defer func() { must(t, w.remove(w.name("below"))) }()
+	open := func(name string) *os.File {
+		f, err := os.OpenFile(nodeOf(t, w.client, w.name(name)), os.O_RDWR|unix.O_DIRECT, 0)
+		must(t, err)
+		return f
+	}
+	data := aligned(4096)
+	copy(data, "as it was")
+	below := open("below")
+	_, err := below.WriteAt(data, 8192)
+	must(t, err)
+	must(t, below.Close())
+
+	must(t, w.client.Do(Step{OpCreate, w.device("a", Whole(w.linear(0).Size(), Unwritable{Ref(w.name("below"))}))}))
+	defer func() { must(t, w.remove(w.name("a"))) }()
+	info, err := w.client.Info(w.name("a"))
+	must(t, err)
+	must(t, WriteThrough("/", info.Number))
+	a := open("a")
+	defer a.Close()
+	unchanged := func(after string) {
+		t.Helper()
+		got := aligned(4096)
+		if _, err := a.ReadAt(got, 8192); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("after %s it reads %.16q, %v; want %q", after, got, err, "as it was")
+		}
+	}
+	unchanged("nothing")
+	time.Sleep(1500 * time.Millisecond) // flakey counts seconds
+	unchanged("a while")
+	if _, err := a.WriteAt(aligned(4096), 8192); !errors.Is(err, unix.EIO) {
+		t.Errorf("a write: %v, want EIO", err)
+	}
+	unchanged("a write")
+	discarded := [2]uint64{8192, 4096}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, a.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(&discarded))); errno == 0 {
+		t.Error("a discard succeeded")
+	}
+	unchanged("a discard")
+	if err := a.Sync(); err != nil {
+		t.Errorf("a flush, of which nothing is to be seen below: %v", err)
+	}
 }
 
 func TestLoopDevicesAreFoundAgain(t *testing.T) {

@@ -24,6 +24,9 @@ var kernelTables = []string{
 	"0 65536 error",
 	"0 2048 zero\n2048 2048 linear 8:16 0",
 	"0 65536 delay 8:16 0 500",
+	"0 65536 flakey 253:3 0 0 1 1 error_writes",
+	"0 65536 flakey 253:3 0 5 1 0",
+	"0 65536 flakey 253:3 8 0 1 1 error_writes",
 }
 
 func TestTableStringAndParseAreInverses(t *testing.T) {

@@ -34,7 +34,7 @@ type Row struct {
 	Target        Target
 }
 
-// Target is one of Linear, Checked, Striped, Mirror, ErrorTarget, Zero, Other.
+// Target is one of Linear, Checked, Striped, Mirror, ErrorTarget, Zero, Unwritable, Other.
 type Target interface {
 	// Type is the kernel's name of the target: "linear".
 	Type() string

@@ -68,6 +68,11 @@ type ErrorTarget struct{}
 // Zero reads as zeroes and drops writes.
 type Zero struct{}
 
+// Unwritable passes reads on to a device, at the same place, and fails all else, flushes too. A device that is
+// ReadOnly cannot be opened for writing, as nvmet opens what it exports; this one can. It is dm-flakey that is
+// always down and fails writes (drivers/md/dm-flakey.c).
+type Unwritable struct{ Device Ref }
+
 // Other is a target that this package does not parse.
 type Other struct{ Name, Params string }
 
@@ -97,6 +102,7 @@ func (Striped) Type() string     { return "striped" }
 func (Mirror) Type() string      { return "mirror" }
 func (ErrorTarget) Type() string { return "error" }
 func (Zero) Type() string        { return "zero" }
+func (Unwritable) Type() string  { return "flakey" }
 func (o Other) Type() string     { return o.Name }
 
 func (t Linear) String() string { return Leg(t).String() }
@@ -122,9 +128,10 @@ func (t Mirror) String() string {
 	return fmt.Sprintf("%s %d %s", s, len(features), strings.Join(features, " "))
 }
 
-func (ErrorTarget) String() string { return "" }
-func (Zero) String() string        { return "" }
-func (o Other) String() string     { return o.Params }
+func (ErrorTarget) String() string  { return "" }
+func (Zero) String() string         { return "" }
+func (t Unwritable) String() string { return fmt.Sprintf("%v %s", Leg{Device: t.Device}, alwaysDown) }
+func (o Other) String() string      { return o.Params }
 
 // String prints the log as it appears in a mirror's parameters: "disk 3 7:0 2048 nosync".
 func (l Log) String() string {
@@ -137,6 +144,9 @@ func (l Log) String() string {
 	}
 	return fmt.Sprintf("%s %d %s", kind, len(args), strings.Join(args, " "))
 }
+
+// alwaysDown: up for 0 s, down for 1 s, and one feature.
+const alwaysDown = "0 1 1 error_writes"
 
 func joinLegs(legs []Leg) string {
 	words := make([]string, len(legs))
@@ -160,9 +170,10 @@ func (t Mirror) mapRefs(f func(Ref) Ref) Target {
 	return t
 }
 
-func (t ErrorTarget) mapRefs(func(Ref) Ref) Target { return t }
-func (t Zero) mapRefs(func(Ref) Ref) Target        { return t }
-func (o Other) mapRefs(func(Ref) Ref) Target       { return o }
+func (t ErrorTarget) mapRefs(func(Ref) Ref) Target  { return t }
+func (t Zero) mapRefs(func(Ref) Ref) Target         { return t }
+func (t Unwritable) mapRefs(f func(Ref) Ref) Target { t.Device = f(t.Device); return t }
+func (o Other) mapRefs(func(Ref) Ref) Target        { return o }
 
 func mapLegs(legs []Leg, f func(Ref) Ref) []Leg {
 	mapped := make([]Leg, len(legs))
@@ -193,9 +204,10 @@ func (t Mirror) check() error {
 	return checkLegs(t.Legs)
 }
 
-func (ErrorTarget) check() error { return nil }
-func (Zero) check() error        { return nil }
-func (o Other) check() error     { return checkTypeName(o.Name) }
+func (ErrorTarget) check() error  { return nil }
+func (Zero) check() error         { return nil }
+func (t Unwritable) check() error { return Leg{Device: t.Device}.check() }
+func (o Other) check() error      { return checkTypeName(o.Name) }
 
 func checkLegs(legs []Leg) error {
 	for i, l := range legs {
@@ -229,6 +241,12 @@ func ParseTarget(kind, params string) (Target, error) {
 		t = ErrorTarget{}
 	case "zero":
 		t = Zero{}
+	case "flakey":
+		l := w.leg()
+		if w.err != nil || l.Offset != 0 || strings.Join(w.left, " ") != alwaysDown {
+			return Other{kind, params}, nil
+		}
+		t, w.left = Unwritable{l.Device}, nil
 	default:
 		return Other{kind, params}, checkTypeName(kind)
 	}

@@ -25,7 +25,7 @@ func Told(devices []State) string {
 		for _, r := range d.Table {
 			params := "[not told]"
 			switch r.Target.(type) {
-			case Linear, Striped, Mirror, ErrorTarget, Zero:
+			case Linear, Striped, Mirror, ErrorTarget, Zero, Unwritable:
 				params = r.Target.String()
 			}
 			fmt.Fprintf(&b, "  %s\n", strings.TrimRight(fmt.Sprintf("%d %d %s %s", sectors(r.Start), sectors(r.Length), r.Target.Type(), params), " "))
