@@ -43,17 +43,24 @@ func Inheriting(layers []Layer, own func(object block.UUID) bool) uint32 {
 // those no longer, while I/O goes on. The objects are those of a volume and of its snapshots; owned is asked
 // whenever Flatten looks for a layer, since there may be others by then. Before each chunk pace is called
 // with the bytes that are about to be copied, and with those that are left, these included. If Flatten is
-// cut off, the next one goes on from there. What cannot be read does not keep it from what is behind; in
+// cut off, the next one goes on from there. It fails with ErrPinned at a layer that is pinned. What cannot be read does not keep it from what is behind; in
 // the end it fails with the first such error. Without space it fails with an error that is block.ErrFull.
 func (t *Tree) Flatten(ctx context.Context, owned func() func(object block.UUID) bool, pace func(ctx context.Context, n, left int64) error) error {
 	for {
 		t.admin.Lock()
 		id := Inheriting(t.super.layers, owned())
+		var err error
+		if l := t.super.byID(id); l != nil {
+			err = t.keepsParent(l)
+		}
 		t.admin.Unlock()
 		if id == 0 {
 			return nil
 		}
-		if err := t.flatten(ctx, id, pace); err != nil {
+		if err == nil {
+			err = t.flatten(ctx, id, pace)
+		}
+		if err != nil {
 			return fmt.Errorf("flatten layer %d of tree %v: %w", id, t.place.Tree, err)
 		}
 	}
@@ -237,8 +244,12 @@ func (t *Tree) part(id uint32) error {
 	}
 	t.admin.Lock()
 	defer t.admin.Unlock()
-	if l := t.super.byID(id); l == nil || l.State == StateDoomed {
+	l := t.super.byID(id)
+	if l == nil || l.State == StateDoomed {
 		return nil
+	}
+	if err := t.keepsParent(l); err != nil {
+		return err
 	}
 	return t.change(func(s *super) error {
 		s.byID(id).Parent = 0

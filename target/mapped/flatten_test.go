@@ -59,7 +59,7 @@ func (w *world) flatten() {
 		switch {
 		case err == nil:
 			w.n.flattened.Add(1)
-		case !errors.Is(err, block.ErrFull):
+		case !errors.Is(err, block.ErrFull) && !errors.Is(err, ErrPinned):
 			w.bgErr.CompareAndSwap(nil, &err)
 		}
 	})

@@ -294,8 +294,8 @@ func (t *Tree) Grow(leg block.UUID, size block.Size) error {
 }
 
 // Delete deletes a leg or a snapshot. Reclaim gives its space back: all of it if nothing is over it,
-// else what a single layer over it does not need. It must be closed (ErrInUse); one that is not
-// there is no error.
+// else what a single layer over it does not need. It must be closed and not pinned (ErrInUse); one that
+// is not there is no error.
 func (t *Tree) Delete(object block.UUID) error {
 	t.admin.Lock()
 	defer t.admin.Unlock()
@@ -303,7 +303,7 @@ func (t *Tree) Delete(object block.UUID) error {
 	if l == nil {
 		return nil
 	}
-	if t.openLeg(l.ID) != nil {
+	if t.openLeg(l.ID) != nil || t.isPinned(object) {
 		return fmt.Errorf("delete %v: %w", object, ErrInUse)
 	}
 	id := l.ID

@@ -41,7 +41,7 @@ func (t *Tree) Leg(object block.UUID) (*Leg, error) {
 	switch {
 	case l == nil:
 		return nil, fmt.Errorf("open %v: %w", object, ErrUnknown)
-	case t.openLeg(l.ID) != nil:
+	case t.openLeg(l.ID) != nil || t.isPinned(object):
 		return nil, fmt.Errorf("open %v: %w", object, ErrInUse)
 	}
 	leg := &Leg{tree: t, layer: t.layers[l.ID]}

@@ -5,6 +5,7 @@ package mapped
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -13,7 +14,7 @@ import (
 )
 
 // Reclaim gives back the space of deleted layers, and returns when no more can be had: a layer under
-// several others waits until one is left. I/O goes on meanwhile. If ctx ends, the next call goes on
+// several others waits until one is left, and one that is pinned until it is not. I/O goes on meanwhile. If ctx ends, the next call goes on
 // from there. What cannot be read keeps its layer, and nothing else; in the end Reclaim fails with the first
 // such error.
 func (t *Tree) Reclaim(ctx context.Context) error {
@@ -28,6 +29,9 @@ func (t *Tree) Reclaim(ctx context.Context) error {
 		}
 		if child != 0 {
 			err := t.merge(ctx, doomed, child)
+			if errors.Is(err, ErrPinned) {
+				continue
+			}
 			if err != nil {
 				err = fmt.Errorf("merge layer %d of tree %v into %d: %w", doomed, t.place.Tree, child, err)
 			}
@@ -39,7 +43,8 @@ func (t *Tree) Reclaim(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := t.remove(doomed); err != nil {
+		err := t.move(doomed, func() error { return t.remove(doomed) })
+		if err != nil && !errors.Is(err, ErrPinned) {
 			return fmt.Errorf("remove layer %d of tree %v: %w", doomed, t.place.Tree, err)
 		}
 	}
@@ -52,12 +57,13 @@ func (t *Tree) Reclaimable() bool {
 }
 
 // nextDoomed chooses a deleted layer that has no child, or else one that has a single child and is not among
-// those to be kept. It returns 0 if there is none.
+// those to be kept. What is pinned stays. It returns 0 if there is none.
 func (t *Tree) nextDoomed(kept map[uint32]bool) (doomed, child uint32) {
 	t.admin.Lock()
 	defer t.admin.Unlock()
+	pinned := t.pinned()
 	for _, l := range t.super.layers {
-		if l.State != StateDoomed {
+		if l.State != StateDoomed || pinned[l.ID] {
 			continue
 		}
 		switch children := t.super.children(l.ID); {
@@ -81,7 +87,7 @@ func (t *Tree) merge(ctx context.Context, doomed, child uint32) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := t.mergeChunk(chunk, doomed, child)
+		err := t.move(doomed, func() error { return t.mergeChunk(chunk, doomed, child) })
 		if failed := t.unreadable(err); failed != nil {
 			unread = cmp.Or(unread, failed)
 		} else if err != nil {

@@ -81,10 +81,12 @@ type Tree struct {
 	space   space
 	idlers  idlers
 
-	// admin is held while layers or extents change, and reclaiming while chunks are merged.
-	admin, reclaiming turn
-	super             *super // guarded by admin
-	kin               atomic.Pointer[[]Layer]
+	// admin is held while layers or extents change, reclaiming while space is given back, and moving while a
+	// chunk is merged or a layer removed for that.
+	admin, reclaiming, moving turn
+	super                     *super                // guarded by admin
+	pins                      map[block.UUID]uint32 // the layers of what is pinned; guarded by admin
+	kin                       atomic.Pointer[[]Layer]
 
 	// What follows is read under any one stripe and changed under all of them. first and the
 	// records of a chunk are guarded by that chunk's stripe.
@@ -134,7 +136,7 @@ type extent struct {
 
 func newTree(p Place) *Tree {
 	t := &Tree{place: p, below: p.Device, volatile: p.Device.Geometry().VolatileCache, layers: map[uint32]*layer{},
-		admin: make(turn, 1), reclaiming: make(turn, 1)}
+		admin: make(turn, 1), reclaiming: make(turn, 1), moving: make(turn, 1), pins: map[block.UUID]uint32{}}
 	t.extents.Store(&[]*extent{})
 	for i := range t.stripes {
 		s := &t.stripes[i]
