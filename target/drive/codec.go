@@ -39,8 +39,9 @@ import (
 //	108      zeroes
 //	512      payload: entries, each its kind and its length as varints, and a
 //	         message, fields by number, map entries by key. Kind 1 is a
-//	         weft.v1.LegLabel, 2 a TreeLabel, 3 the ReserveLabel; legs and
-//	         trees stand in order of their ids
+//	         weft.v1.LegLabel, 2 a TreeLabel, 3 the ReserveLabel, 4 says that
+//	         the kernel may read trees by itself, and is empty; legs and trees
+//	         stand in order of their ids
 //
 // A copy is written in whole blocks of 4 KiB, padded with zeroes. A program that does not know an
 // entry's kind must not touch the drive: it would write a label without that entry, and would treat
@@ -61,6 +62,7 @@ const (
 	entryLeg     = 1
 	entryTree    = 2 // the tree of mapped legs
 	entryReserve = 3 // what trees may get; at most one
+	entryPinned  = 4 // see Label.Pinned; at most one
 )
 
 // entry is a part of a payload, in its encoded form.
@@ -216,8 +218,8 @@ func decodeEntries(payload []byte, version uint32) (entries []entry, err error) 
 // cannot be decoded.
 func decodeLegs(entries []entry) (legs []*pb.LegLabel, err error) {
 	for _, e := range entries {
-		if e.kind < entryLeg || e.kind > entryReserve {
-			return nil, fmt.Errorf("%w: an entry of kind %d, this program knows %d to %d", ErrNewer, e.kind, entryLeg, entryReserve)
+		if e.kind < entryLeg || e.kind > entryPinned {
+			return nil, fmt.Errorf("%w: an entry of kind %d, this program knows %d to %d", ErrNewer, e.kind, entryLeg, entryPinned)
 		}
 	}
 	for i, e := range entries {

@@ -38,6 +38,9 @@ type Label struct {
 	// Trees are those of mapped legs, by id, and Reserve what they may get; see space.go.
 	Trees   []*pb.TreeLabel
 	Reserve []*pb.Extent
+	// Pinned: the kernel may read pieces of trees by itself, which stay where they are meanwhile. A program that does
+	// not know of that must not touch the drive.
+	Pinned bool
 	// Incarnation grows each time acknowledged writes may have been lost.
 	Incarnation uint32
 
@@ -332,7 +335,7 @@ func (l *Label) equal(o *Label) bool {
 	return l.sameIdentity(o) && l.unfinished == o.unfinished && l.Incarnation == o.Incarnation &&
 		slices.EqualFunc(l.Legs, o.Legs, func(a, b *pb.LegLabel) bool { return proto.Equal(a, b) }) &&
 		slices.EqualFunc(l.Trees, o.Trees, func(a, b *pb.TreeLabel) bool { return proto.Equal(a, b) }) &&
-		slices.EqualFunc(l.Reserve, o.Reserve, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
+		l.Pinned == o.Pinned && slices.EqualFunc(l.Reserve, o.Reserve, func(a, b *pb.Extent) bool { return proto.Equal(a, b) })
 }
 
 func (l *Label) sameIdentity(o *Label) bool {

@@ -369,6 +369,9 @@ func (l *Label) spaceEntries() (all []entry, err error) {
 		}
 		all = append(all, entry{entryTree, message})
 	}
+	if l.Pinned {
+		defer func() { all = append(all, entry{entryPinned, nil}) }()
+	}
 	if len(l.Reserve) == 0 {
 		return all, nil
 	}
@@ -392,6 +395,8 @@ func (l *Label) decodeSpace(entries []entry) error {
 			r := new(pb.ReserveLabel)
 			err = proto.Unmarshal(e.message, r)
 			l.Reserve = append(l.Reserve, r.GetExtents()...)
+		case entryPinned:
+			l.Pinned = true
 		}
 		if err != nil {
 			return fmt.Errorf("%w: entry %d: %w", ErrCorrupt, i, err)
