@@ -48,6 +48,7 @@ type Drives struct {
 	// background is what is done in trees, and ends soon after ending is closed.
 	background sync.WaitGroup
 	log        *slog.Logger
+	rows       *Rows // legs that the kernel maps; nil: there are none
 
 	mu      sync.Mutex
 	opening map[block.DeviceNumber]*sync.Mutex // held while a drive is opened, which can take time

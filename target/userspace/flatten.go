@@ -112,6 +112,9 @@ func (h *held) flattenAll(ctx context.Context, t *openTree, volume block.VolumeI
 		switch {
 		case err == nil || ctx.Err() != nil || t.Err() != nil || errors.Is(err, block.ErrGone):
 			return err
+		case errors.Is(err, mapped.ErrPinned):
+			h.tell(f, func(now *Flattening) { now.Waits, now.Full = kernelReads, false })
+			wait = lookAgain
 		case errors.Is(err, block.ErrFull):
 			h.tell(f, func(now *Flattening) { now.Waits, now.Full = noRoom, true })
 		default:
@@ -186,6 +189,12 @@ func (p *pace) take(n int64, rate block.Size) (wait time.Duration) {
 	p.at, p.copied = next, n
 	return 0
 }
+
+// kernelReads is what a volume waits for of which the kernel has a leg, or one of its snapshots'; it looks now and then.
+const (
+	kernelReads = "hosts that read it, or a snapshot of it, to let go of that: the kernel serves them"
+	lookAgain   = 2 * time.Second
+)
 
 const noRoom = "space: what is left on the drive is kept for what hosts write"
 

@@ -401,6 +401,9 @@ func (h *held) leaveBase(name string, id block.LegID) error {
 
 // fell makes the extents of a tree nobody's, while the label still keeps them from others.
 func (h *held) fell(label *drive.Label, name string) error {
+	if has, err := h.kernelHas(name); has || err != nil {
+		return errors.Join(err, errors.New("the kernel has legs of its tree"))
+	}
 	if open := h.trees.get(name); open != nil {
 		if len(open.legs) > 0 {
 			return errors.New("its tree is open")

@@ -113,13 +113,21 @@ func (h *held) reclaimed(name string, t *openTree, err error) (more bool) {
 func (d *Drives) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	select {
-	case <-d.ending:
+	if d.ends() {
 		return false
-	default:
 	}
 	d.background.Add(1)
 	return true
+}
+
+// ends reports whether the process ends.
+func (d *Drives) ends() bool {
+	select {
+	case <-d.ending:
+		return true
+	default:
+		return false
+	}
 }
 
 // untilStop returns a context that ends with cancel, or when stop is called.

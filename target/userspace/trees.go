@@ -69,8 +69,9 @@ type openTree struct {
 	// reclaiming is set while space is given back, and again if more has come to be given back since.
 	reclaiming, again bool
 
-	busy       atomic.Bool // reclaiming
-	settle     block.LegID // that is to be copied to its own extents, at this rate; zero: none
+	busy       atomic.Bool  // reclaiming
+	users      atomic.Int32 // open legs
+	settle     block.LegID  // that is to be copied to its own extents, at this rate; zero: none
 	settleRate block.Size
 	unsettled  atomic.Pointer[string] // why the last Settle failed; nil: it did not
 
@@ -114,6 +115,7 @@ type TreeSeen struct {
 	Layers     []mapped.Layer
 	Flattening map[block.VolumeID]Flattening
 	CopyWaits  bool   // a copy of a snapshot's leg waits for more space than is left to those who write
+	Idle       bool   // nobody writes to it, or copies: it is open for the kernel's legs, or for work in the background
 	Err        string // why it has stopped
 }
 
@@ -137,7 +139,7 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
 		seen.Layers, seen.Flattening = o.Kin(), o.flatteningNow()
-		seen.CopyWaits = o.copiesWait.Load() > 0
+		seen.CopyWaits, seen.Idle = o.copiesWait.Load() > 0, o.users.Load() == 0
 		if why := o.unsettled.Load(); why != nil {
 			seen.Unsettled = *why
 		}
@@ -253,11 +255,24 @@ func (d *Drives) leg(n block.DeviceNumber, id string, leg block.LegID, size bloc
 
 func (h *held) openTree(id string) (*openTree, error) {
 	if open := h.trees.get(id); open != nil {
-		if err := open.Err(); err != nil {
+		err := open.Err()
+		switch {
+		case err == nil && h.drives.rows != nil && h.drives.rows.unsure():
+			return open, h.keepPins(id, open)
+		case err == nil:
+			return open, nil
+		case len(open.legs) > 0 || open.reclaiming:
 			return nil, fmt.Errorf("other legs have not left it yet: %w", err)
 		}
-		return open, nil
+		if err := h.shut(id, open); err != nil { // it was kept for legs in the kernel
+			return nil, err
+		}
 	}
+	return h.openFresh(id)
+}
+
+// openFresh opens a tree that is not open.
+func (h *held) openFresh(id string) (*openTree, error) {
 	opened := h.label.Load()
 	if opened == nil {
 		return nil, fmt.Errorf("tree %s: its drive's label: %w", id, fs.ErrClosed)
@@ -282,6 +297,10 @@ func (h *held) openTree(id string) (*openTree, error) {
 		return nil, errors.Join(err, device.Close())
 	}
 	o := &openTree{Tree: tree, device: device, legs: map[block.LegID]*openLeg{}}
+	if err := h.keepPins(id, o); err != nil { // before anything is given back
+		tree.Close()
+		return nil, errors.Join(err, device.Close())
+	}
 	o.hungry.Store(tree.Space().Free == 0) // its writers did not stop waiting when the last process ended
 	h.trees.mu.Lock()
 	defer h.trees.mu.Unlock()
@@ -326,13 +345,14 @@ func (t *openTree) openLeg(id block.LegID, size block.Size) (*openLeg, error) {
 	}
 	l := &openLeg{leg: leg, users: 1}
 	t.legs[id] = l
+	t.users.Add(1)
 	return l, nil
 }
 
 // closeTree closes a tree that nothing uses. The caller has the turn.
 func (h *held) closeTree(id string) error {
 	o := h.trees.get(id)
-	if o == nil || len(o.legs) > 0 || o.reclaiming {
+	if o == nil || len(o.legs) > 0 || o.reclaiming || len(o.Pinned()) > 0 && !h.drives.ends() {
 		return nil
 	}
 	return h.shut(id, o)
@@ -377,6 +397,7 @@ func (m *mappedLeg) Close() error {
 	}
 	l.leg.Close()
 	delete(m.tree.legs, m.id)
+	m.tree.users.Add(-1)
 	return m.held.closeTree(m.name)
 }
 

@@ -26,6 +26,8 @@ type plantedDrive struct {
 	size    block.Size // of legs; 0: 1 GiB
 	leg     block.Device
 	medium  func(path string, data block.Device) block.Device
+	kernel  *fakeMapper // maps legs as well; nil: there is none
+	rows    *Rows
 }
 
 // prepare prepares a leg at the revision that its record has.
@@ -62,6 +64,9 @@ func (p *plantedDrive) start(t *testing.T) {
 	var err error
 	p.machine, err = New(Config{Files: []string{p.path}, FilesOnly: true, Medium: p.medium})
 	must(t, err)
+	if p.kernel != nil {
+		p.rows = p.kernel.under(p.machine.Drives)
+	}
 }
 
 func (p *plantedDrive) open(t *testing.T) {

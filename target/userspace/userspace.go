@@ -93,11 +93,14 @@ func New(c Config) (*Machine, error) {
 // returns an error, and drives are released as their I/O ends.
 func (m *Machine) Close(ctx context.Context) error {
 	m.Drives.end.Do(m.Drives.stop)
+	rest := func() error {
+		return errors.Join(m.Legs.Close(ctx), m.Drives.finish(ctx), m.Drives.leaveTrees(ctx))
+	}
 	if err := m.Exports.Close(ctx); err != nil {
-		go m.Legs.Close(ctx) //nolint:errcheck // the drives that hang say so where they are used
+		go rest() //nolint:errcheck // the drives that hang say so where they are used
 		return err
 	}
-	return errors.Join(m.Legs.Close(ctx), m.Drives.finish(ctx))
+	return rest()
 }
 
 // OpenTree opens the target's configfs, for the agent to read and change.

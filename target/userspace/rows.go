@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package userspace
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/target/drive"
+	"weft.dev/weft/target/mapped"
+)
+
+// Rows is the kernel's device mapper, which through it also maps legs in trees (MappedTable), as long as nobody
+// writes them: snapshots, and legs of sealed volumes. Where their data lies is told to the kernel once, when such a
+// leg is created, and the tree then leaves that where it is (mapped.Tree.Pin). So the kernel serves it without this
+// process, also while there is none.
+//
+//	weft-leg-ID   refuses writes, so that nobody changes what other legs have as well; nvmet exports it
+//	     │
+//	weft-rows-ID  a linear row for each piece of data, and zeroes between them
+//	     │
+//	the drive
+//
+// The lower device is there before the upper one and after it. It stands for the pin: legs with one are pinned when
+// their tree is opened, before anything is reclaimed. Both have the drive and the tree in their uuids.
+type Rows struct {
+	open   func() (KernelMapper, error)
+	drives *Drives
+	most   int // rows of a leg
+	// settle is called for each leg's device before it is exported.
+	settle func(block.DeviceNumber) error
+
+	mu      sync.Mutex
+	kernel  KernelMapper // nil until it could be opened
+	settled map[string]bool
+	left    map[string]bool // devices that could not be removed
+	failed  map[block.LegID]int
+	refused map[block.LegID]string
+	probed  bool
+	able    error
+}
+
+// KernelMapper is the kernel's device mapper; *dm.Client.
+type KernelMapper interface {
+	Devices(prefix string) ([]dm.State, error)
+	Do(dm.Step) error
+	Info(name string) (dm.Info, error)
+	List() ([]dm.Listed, error)
+}
+
+const (
+	legPrefix = "weft-leg-"
+	// RowsPrefix is that of the names of devices under those of legs.
+	RowsPrefix = "weft-rows-"
+	// mostRows bounds what the kernel's memory holds for a leg: a row takes about 250 bytes there.
+	mostRows = 1 << 16
+	// mostFailures is how often the kernel may fail to create a leg before it counts as refused.
+	mostFailures = 5
+)
+
+// InKernel has the kernel map legs on these drives, which must not be in use yet. Open is called until it succeeds;
+// its error is fs.ErrNotExist where there is no device mapper, and so no leg in it.
+func (d *Drives) InKernel(open func() (KernelMapper, error)) *Rows {
+	d.rows = &Rows{
+		open: open, drives: d, most: mostRows, settled: map[string]bool{}, left: map[string]bool{}, failed: map[block.LegID]int{}, refused: map[block.LegID]string{},
+		settle: func(n block.DeviceNumber) error { return dm.WriteThrough(d.root, n) },
+	}
+	return d.rows
+}
+
+// mapper returns the kernel's, which is there for all calls once it is for one.
+func (r *Rows) mapper() (KernelMapper, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kernel == nil {
+		kernel, err := r.open()
+		if err != nil {
+			return nil, err
+		}
+		r.kernel = kernel
+	}
+	return r.kernel, nil
+}
+
+// uuidOf names where a leg is, behind the name of its device.
+func uuidOf(name string, n block.DeviceNumber, tree string) string {
+	return fmt.Sprintf("%s %v %s", name, n, tree)
+}
+
+// parseUUID is the inverse of uuidOf; ok is false for a device without rows.
+func parseUUID(uuid string) (name string, n block.DeviceNumber, tree string, ok bool) {
+	fields := strings.Fields(uuid)
+	if len(fields) != 3 {
+		return "", n, "", false
+	}
+	n, ok = dm.Ref(fields[1]).Number()
+	return fields[0], n, fields[2], ok
+}
+
+// Devices is that of the kernel, in which a leg with rows has the table of the leg in its tree.
+func (r *Rows) Devices(prefix string) ([]dm.State, error) {
+	kernel, err := r.mapper()
+	if err != nil {
+		return nil, err
+	}
+	all, err := kernel.Devices(prefix)
+	if err != nil {
+		return nil, err
+	}
+	var gone []string // meanwhile
+	for i := range all {
+		s := &all[i]
+		name, n, tree, ok := parseUUID(s.UUID)
+		id, err := block.ParseLegID(strings.TrimPrefix(name, legPrefix))
+		if !ok || err != nil {
+			continue
+		}
+		s.UUID = name
+		if !s.Live {
+			continue
+		}
+		s.Table = MappedTable(n, tree, id, s.Table.Size())
+		if err := r.settleOnce(s.Info); err != nil {
+			if _, why := kernel.Info(s.Name); !dm.NotFound(why) {
+				return nil, fmt.Errorf("%s: %w", s.Name, err)
+			}
+			gone = append(gone, s.Name)
+		}
+	}
+	return slices.DeleteFunc(all, func(s dm.State) bool { return slices.Contains(gone, s.Name) }), nil
+}
+
+// settleOnce settles a leg's device, also that of an earlier process.
+func (r *Rows) settleOnce(i dm.Info) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.settled[i.Name] {
+		return nil
+	}
+	err := r.settle(i.Number)
+	r.settled[i.Name] = err == nil
+	return err
+}
+
+// Do makes one change. If a leg can never be created, Refused says why from then on.
+func (r *Rows) Do(s dm.Step) error {
+	kernel, err := r.mapper()
+	if err != nil {
+		return err
+	}
+	n, tree, leg, inTree := parseMapped(s.Device.Table)
+	switch s.Op {
+	case dm.OpRemove:
+		if strings.HasPrefix(s.Device.Name, legPrefix) {
+			return r.remove(kernel, s)
+		}
+	case dm.OpReload, dm.OpResize: // of one without a table, as a crash has left it, or on another drive
+		if inTree {
+			if err := r.remove(kernel, dm.Step{Op: dm.OpRemove, Device: s.Device}); err != nil {
+				return err
+			}
+			s.Op = dm.OpCreate
+		}
+	}
+	if !inTree || s.Op != dm.OpCreate {
+		return kernel.Do(s)
+	}
+	if err := r.create(kernel, n, tree, leg, s); err != nil {
+		return fmt.Errorf("%s %s: %w", s.Op, s.Device.Name, err)
+	}
+	return nil
+}
+
+// Refused says why a leg cannot be mapped by the kernel, so that it has to be served by this process; empty if
+// nothing is known to keep it.
+func (r *Rows) Refused(leg block.LegID) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused[leg]
+}
+
+// note counts failures to create a leg. Some can only be repeated. A leg that this process still has open is none.
+func (r *Rows) note(leg block.LegID, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(r.failed, leg)
+	case errors.Is(err, mapped.ErrInUse):
+	default:
+		r.failed[leg]++
+		if r.failed[leg] >= mostFailures || errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) || errors.Is(err, errNotAble) {
+			r.refused[leg] = err.Error()
+		}
+	}
+}
+
+func (r *Rows) create(kernel KernelMapper, n block.DeviceNumber, tree string, leg block.LegID, s dm.Step) error {
+	err := r.Able()
+	if err == nil {
+		err = r.drives.pin(n, tree, leg, func(t *mapped.Tree) error {
+			rows, err := t.Rows(leg.UUID, s.Device.Table.Size(), r.most)
+			if err != nil {
+				return err
+			}
+			return r.stack(kernel, leg, uuidOf("", n, tree), tableOf(n, rows), s.Device)
+		})
+	}
+	r.note(leg, err)
+	return err
+}
+
+// tableOf maps rows on a drive.
+func tableOf(n block.DeviceNumber, rows []mapped.Row) (table dm.Table) {
+	at := block.Size(0)
+	for _, r := range rows {
+		row := dm.Row{Start: at, Length: block.Size(r.Length), Target: dm.Linear{Device: dm.RefTo(n), Offset: block.Size(r.At)}}
+		if r.Zero {
+			row.Target = dm.Zero{}
+		}
+		table = append(table, row)
+		at += row.Length
+	}
+	return table
+}
+
+// stack makes both devices, unless they are there. If it returns an error, none is, as far as they can be removed.
+func (r *Rows) stack(kernel KernelMapper, leg block.LegID, where string, rows dm.Table, upper dm.Device) error {
+	lower := dm.Device{Name: RowsPrefix + leg.String(), UUID: RowsPrefix + leg.String() + where, Table: rows, Udev: dm.UdevInner}
+	upper.UUID += where
+	upper.Table = dm.Whole(rows.Size(), dm.Unwritable{Device: dm.Ref(lower.Name)})
+	if there, err := kernel.Info(upper.Name); err == nil && there.UUID == upper.UUID && there.Live {
+		return r.settleOnce(there) // an observation that was too early has it created again
+	}
+	if _, err := kernel.Info(lower.Name); err == nil { // of an earlier time, and without a user
+		if err := r.drop(kernel, lower.Name); err != nil {
+			return err
+		}
+	}
+	if err := kernel.Do(dm.Step{Op: dm.OpCreate, Device: lower}); err != nil {
+		return err
+	}
+	err := kernel.Do(dm.Step{Op: dm.OpCreate, Device: upper})
+	if err == nil {
+		info, why := kernel.Info(upper.Name)
+		if err = why; err == nil {
+			err = r.settleOnce(info)
+		}
+		if err != nil {
+			err = errors.Join(err, r.drop(kernel, upper.Name))
+		}
+	}
+	if err != nil {
+		return errors.Join(err, r.drop(kernel, lower.Name))
+	}
+	return nil
+}
+
+// drop removes a device. One of the same name is settled anew.
+func (r *Rows) drop(kernel KernelMapper, name string) error {
+	forget := func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.settled, name)
+	}
+	forget()
+	err := kernel.Do(dm.Step{Op: dm.OpRemove, Device: dm.Device{Name: name}})
+	forget() // somebody has looked at it meanwhile
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if delete(r.left, name); err != nil && !dm.NotFound(err) {
+		r.left[name] = true
+	}
+	return err
+}
+
+// unsure reports whether a device could not be removed: then pins may be of no use.
+func (r *Rows) unsure() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.left) > 0
+}
+
+// remove removes a leg's device, and what is under it if it has rows.
+func (r *Rows) remove(kernel KernelMapper, s dm.Step) error {
+	if err := r.drop(kernel, s.Device.Name); err != nil {
+		return err
+	}
+	name := strings.TrimPrefix(s.Device.Name, legPrefix)
+	info, err := kernel.Info(RowsPrefix + name)
+	if dm.NotFound(err) {
+		return nil
+	}
+	if err == nil {
+		err = r.drop(kernel, info.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", s.Op, s.Device.Name, err)
+	}
+	leg, err := block.ParseLegID(name)
+	if _, n, tree, ok := parseUUID(info.UUID); ok && err == nil {
+		r.drives.unpin(n, tree, leg)
+	}
+	return nil
+}
+
+// of lists the legs on a drive of which the kernel has rows, and their trees. Rows without a leg's device are what a
+// crash has left of a leg that was being created or removed; they are removed, if they can be.
+func (r *Rows) of(n block.DeviceNumber) (trees map[block.LegID]string, err error) {
+	kernel, err := r.mapper()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := kernel.List()
+	if err != nil {
+		return nil, err
+	}
+	trees = map[block.LegID]string{}
+	for _, d := range all {
+		id, err := block.ParseLegID(strings.TrimPrefix(d.Name, RowsPrefix))
+		if err != nil || !strings.HasPrefix(d.Name, RowsPrefix) {
+			continue
+		}
+		info, err := kernel.Info(d.Name)
+		if dm.NotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		_, on, tree, ok := parseUUID(info.UUID)
+		if !ok || on != n {
+			continue
+		}
+		switch _, err := kernel.Info(legPrefix + id.String()); {
+		case err == nil:
+			trees[id] = tree
+		case !dm.NotFound(err):
+			return nil, err
+		case r.drop(kernel, d.Name) != nil: // somebody has it open
+			trees[id] = tree
+		}
+	}
+	return trees, nil
+}
+
+// errNotAble is an error of a kernel that lacks something.
+var errNotAble = errors.New("it cannot")
+
+// Able reports whether the kernel can map legs in trees, and why not. It finds out once, with devices that it
+// removes again.
+func (r *Rows) Able() error {
+	kernel, err := r.mapper()
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.probed {
+		r.able = probe(kernel, r.settle)
+		r.probed = r.able == nil || errors.Is(r.able, errNotAble)
+	}
+	return r.able
+}
+
+func probe(kernel KernelMapper, settle func(block.DeviceNumber) error) error {
+	const lower, upper = RowsPrefix + "probe", RowsPrefix + "probe-upper"
+	remove := func() error {
+		var errs []error
+		for _, name := range []string{upper, lower} {
+			if err := kernel.Do(dm.Step{Op: dm.OpRemove, Device: dm.Device{Name: name}}); err != nil && !dm.NotFound(err) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	}
+	if err := remove(); err != nil { // what a crash has left
+		return err
+	}
+	for _, d := range []dm.Device{
+		{Name: lower, UUID: lower, Table: dm.Whole(block.MiB, dm.Zero{})},
+		{Name: upper, UUID: upper, Table: dm.Whole(block.MiB, dm.Unwritable{Device: lower})},
+	} {
+		err := kernel.Do(dm.Step{Op: dm.OpCreate, Device: d})
+		if errors.Is(err, unix.EINVAL) {
+			err = fmt.Errorf("%w: it lacks dm-%s: %w", errNotAble, d.Table[0].Target.Type(), err)
+		}
+		if err != nil {
+			return errors.Join(err, remove())
+		}
+	}
+	info, err := kernel.Info(upper)
+	if err == nil {
+		if err = settle(info.Number); err != nil {
+			err = fmt.Errorf("%w: %w", errNotAble, err)
+		}
+	}
+	return errors.Join(err, remove())
+}
+
+// Keep opens a tree of which the kernel has legs, so that its space is known and given back where that can be. It
+// stays open until it has none.
+func (d *Disk) Keep(tree string) error {
+	return d.inTurn(func() error { return d.held.within(tree, func(*openTree) error { return nil }) })
+}
+
+// leaveTrees closes the trees that are kept, side by side. The process ends, and no leg is in use any more. When ctx
+// ends, those on drives that hang go on being closed.
+func (d *Drives) leaveTrees(ctx context.Context) error {
+	d.mu.Lock()
+	all := slices.Collect(maps.Values(d.held))
+	d.mu.Unlock()
+	ends := make(chan error, len(all))
+	for _, h := range all {
+		go func() { ends <- h.leaveKept() }()
+	}
+	var errs []error
+	for range all {
+		select {
+		case err := <-ends:
+			errs = append(errs, err)
+		case <-ctx.Done():
+			return errors.Join(append(errs, fmt.Errorf("a tree is still open: %w", context.Cause(ctx)))...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// leaveKept closes the trees that are open for their pins alone.
+func (h *held) leaveKept() error {
+	h.trees.turn <- struct{}{}
+	defer func() { <-h.trees.turn }()
+	h.trees.mu.Lock()
+	open := maps.Clone(h.trees.open)
+	h.trees.mu.Unlock()
+	var errs []error
+	for name, t := range open {
+		if len(t.legs) == 0 && !t.reclaiming {
+			errs = append(errs, h.shut(name, t))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// pin has a leg's data stay where it is, and then calls do with its tree, in the drive's turn: the tree is not
+// opened by anybody else before do has left a trace of the pin in the kernel. If do fails, there is no pin.
+func (d *Drives) pin(n block.DeviceNumber, id string, leg block.LegID, do func(*mapped.Tree) error) (retErr error) {
+	device, err := d.Device(n)
+	if err != nil {
+		return err
+	}
+	h := device.(*lent).held
+	defer func() { retErr = errors.Join(retErr, device.Close()) }() // the tree has its own
+	h.trees.turn <- struct{}{}
+	defer func() { <-h.trees.turn }()
+	return h.within(id, func(t *openTree) error {
+		err := h.mark(true)
+		if err == nil {
+			err = t.Pin(leg.UUID)
+		}
+		if err == nil {
+			err = do(t.Tree)
+		}
+		if err != nil {
+			return errors.Join(err, h.keepPins(id, t)) // it may be there all the same
+		}
+		return nil
+	})
+}
+
+// mark has the drive's label say whether the kernel may read its trees.
+func (h *held) mark(pinned bool) error {
+	label := h.label.Load()
+	if label == nil {
+		return fs.ErrClosed
+	}
+	if label.Label().Pinned == pinned {
+		return nil
+	}
+	return label.Update(func(l *drive.Label) error { l.Pinned = pinned; return nil })
+}
+
+// unpin lets go of a leg. If its drive or its tree is not open, there is nothing to be let go of.
+func (d *Drives) unpin(n block.DeviceNumber, id string, leg block.LegID) {
+	d.mu.Lock()
+	h := d.held[n]
+	d.mu.Unlock()
+	if h == nil {
+		return
+	}
+	h.trees.turn <- struct{}{}
+	defer func() { <-h.trees.turn }()
+	if t := h.trees.get(id); t != nil {
+		h.unpin(id, t, leg)
+	}
+}
+
+// unpin lets go of a leg, and has what was deleted meanwhile given back. The caller has the turn.
+func (h *held) unpin(name string, t *openTree, leg block.LegID) {
+	t.Unpin(leg.UUID)
+	if t.Reclaimable() {
+		h.reclaim(name, t)
+	}
+	if err := errors.Join(h.unmark(), h.closeTree(name)); err != nil {
+		h.drives.log.Warn("a tree that the kernel has read is not let go of", "tree", name, "err", err)
+	}
+}
+
+// unmark has the label say that the kernel reads nothing, if it does not. The caller has the turn.
+func (h *held) unmark() error {
+	legs, err := h.drives.rows.of(h.number)
+	if err != nil || len(legs) > 0 {
+		return err
+	}
+	return h.mark(false)
+}
+
+// keepPins has those legs of an open tree pinned of which the kernel has rows, and no others. The caller has the turn.
+func (h *held) keepPins(name string, t *openTree) error {
+	if h.drives.rows == nil {
+		return nil
+	}
+	trees, err := h.drives.rows.of(h.number)
+	if err != nil {
+		return fmt.Errorf("legs of tree %s in the kernel: %w", name, err)
+	}
+	for _, object := range t.Pinned() {
+		if trees[block.LegID{UUID: object}] != name {
+			t.Unpin(object)
+		}
+	}
+	for leg, in := range trees {
+		if in == name {
+			err = cmp.Or(err, t.Pin(leg.UUID))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("legs of tree %s in the kernel: %w", name, err)
+	}
+	if h.trees.get(name) == t && t.Reclaimable() {
+		h.reclaim(name, t)
+	}
+	return nil
+}
+
+// kernelHas reports whether the kernel has legs of a tree. The caller has the turn.
+func (h *held) kernelHas(name string) (bool, error) {
+	if h.drives.rows == nil {
+		return false, nil
+	}
+	trees, err := h.drives.rows.of(h.number)
+	return slices.Contains(slices.Collect(maps.Values(trees)), name), err
+}
