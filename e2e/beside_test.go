@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +20,8 @@ const besideSpan = 32
 // Targets serve plain legs through the kernel. Beside it, the agent's process serves legs of a thin volume and
 // of one with checksums, and takes snapshots of the thin one. When the agent stops in order, hosts leave out its
 // own legs first, and none of the kernel's; when it is killed, hosts lose its own legs alone. After a power cut
-// all are copied to again. A handover of the agent costs no leg. At the end each volume holds what was written.
+// all are copied to again. A handover of the agent costs no leg. At the end each volume holds what was written. A
+// snapshot, and the thin volume once it is sealed, are served by the kernel, also while there is no agent.
 func TestScenarioBesideTheKernel(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Targets: 2, Clients: 2, DriveSize: "4GiB", TargetFlags: []string{"--datapath", "kernel"}, TargetEnv: []string{"NOTIFY_SOCKET=@nobody"}})
 	b.Datapath(b.Clients[0], "kernel")
@@ -35,16 +37,18 @@ func TestScenarioBesideTheKernel(t *testing.T) {
 	}
 	progress(t, all)
 	target := b.Targets[0]
-	if n := strings.TrimSpace(shell(t, target, "ls /sys/kernel/config/nvmet/subsystems | wc -l")); n != "1" {
-		t.Errorf("the kernel of %s exports %s subsystems; want that of the plain volume alone", target.Name(), n)
-	}
+	inKernel(t, target, 1) // that of the plain volume
 
 	db1 := all[1]
 	before := testbed.Acks{}.Add(db1.w)
 	b.Weft("snapshot", "create", "db1@mon")
 	newest := db1.w.Next()
-	b.VerifyUpTo(b.Clients[1], b.Attach("db1@mon", b.Clients[1]), besideSpan, before, newest)
-	b.Detach("db1@mon")
+	for i, c := range b.Clients {
+		b.VerifyUpTo(c, b.Attach("db1@mon", c), besideSpan, before, newest)
+		inKernel(t, target, 2+i)
+	}
+	b.Weft("detach", "db1@mon")
+	inKernel(t, target, 1)
 
 	if err := b.Daemon(target).Restart(t.Context()); err != nil {
 		t.Fatal(err)
@@ -88,6 +92,50 @@ func TestScenarioBesideTheKernel(t *testing.T) {
 		acks := testbed.Acks{}.Add(v.w)
 		b.Detach(v.name)
 		b.Verify(other(b, v.writer), b.Attach(v.name, other(b, v.writer)), besideSpan, acks)
+		b.Detach(v.name)
+	}
+	sealedBesideTheKernel(t, b, db1)
+}
+
+// sealedBesideTheKernel seals a thin volume, and has it read by both hosts while no target has an agent.
+func sealedBesideTheKernel(t *testing.T, b *testbed.Bed, v *besideVolume) {
+	b.Weft("volume", "seal", v.name)
+	device := map[*vm.Machine]string{}
+	for _, c := range b.Clients {
+		device[c] = b.Attach(v.name, c)
+	}
+	for _, x := range b.Targets {
+		inKernel(t, x, len(b.Clients))
+		if err := b.Daemon(x).Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for c, device := range device {
+		shell(t, c, "sync; echo 3 > /proc/sys/vm/drop_caches")
+		b.Verify(c, device, besideSpan, testbed.Acks{}.Add(v.w))
+	}
+	for _, x := range b.Targets {
+		b.StartDaemon(x)
+	}
+	b.WaitHealth(v.name, pb.Health_HEALTH_HEALTHY, time.Minute)
+	b.Weft("detach", v.name)
+	for _, x := range b.Targets {
+		inKernel(t, x, 0)
+	}
+}
+
+// inKernel waits until the kernel of a target exports so many subsystems.
+func inKernel(t *testing.T, target *vm.Machine, want int) {
+	t.Helper()
+	for n := 0; ; n++ {
+		got := strings.TrimSpace(shell(t, target, "ls /sys/kernel/config/nvmet/subsystems | wc -l"))
+		if got == fmt.Sprint(want) {
+			return
+		}
+		if n == 20 {
+			t.Fatalf("the kernel of %s exports %s subsystems, want %d", target.Name(), got, want)
+		}
+		time.Sleep(time.Second)
 	}
 }
 

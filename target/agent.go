@@ -195,6 +195,8 @@ type kernel struct {
 	thin      bool // serves mapped legs
 	// process has the exports of this process, beside the kernel's: see process.go. Nil: there are none.
 	process func() (exporter, error)
+	// rows maps in the kernel what nobody writes of that which the process serves otherwise. Nil: nothing is.
+	rows *userspace.Rows
 	// paths says how many controllers a host may have of the exports that are made from now on.
 	// Nil where that has no limit, in the kernel alone.
 	paths func(map[block.NQN]int)

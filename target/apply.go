@@ -38,6 +38,7 @@ type planted interface {
 	StopFlattening(volume block.VolumeID, tree string) error
 	GrowTree(tree string, extents int) error
 	ShrinkTree(tree string, keep block.Size) error
+	Keep(tree string) error
 	Copy(leg block.LegID, revision uint64, size block.Size, base block.LegID, fill func(to block.Device, room func() block.Size) error) error
 	FreeLeg(leg block.LegID) error
 	Ranges(leg, since block.LegID, off, end int64, most int) ([]block.Range, int64, error)
@@ -100,6 +101,8 @@ func (t tools) do(ctx context.Context, o order) error {
 		return t.planted(o.drive, func(d planted) error { return d.GrowTree(o.tree, o.more) })
 	case shrinkTree:
 		return t.planted(o.drive, func(d planted) error { return d.ShrinkTree(o.tree, keepFree) })
+	case keepTree:
+		return t.planted(o.drive, func(d planted) error { return d.Keep(o.tree) })
 	case admit:
 		return t.update(o.drive, func(l *drive.Label) error { l.Admit(o.volume, o.epoch); return nil })
 	case noteLoss:

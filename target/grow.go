@@ -78,7 +78,7 @@ func (p *planner) mapLeg(w wantedLeg, d driveSeen, record *pb.LegLabel) block.Si
 	}
 	device := func(size block.Size) []dm.Device { return deviceOf(record, size) }
 	size := legSize(w, record, state.Table.Size())
-	if exists && d.trees[record.GetTreeId()].Err != "" { // all I/O fails; opened again, the tree may work
+	if exists && !p.inKernel(state) && d.trees[record.GetTreeId()].Err != "" { // all I/O fails; opened again, the tree may work
 		p.order(mapLeg{leg: w.id, step: dm.Step{Op: dm.OpReload, Device: device(size)[0]}})
 		return 0
 	}

@@ -227,6 +227,103 @@ func TestAProcessBesideTheExportsOnTheKernel(t *testing.T) {
 	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
 }
 
+// TestALegThatNobodyWritesOnTheKernel has a leg in a tree written through the agent's process, and then served by the
+// kernel: it reads the same there, also when the agent has ended, and cannot be written. Then the process serves it
+// again.
+func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
+	w := kernelWorld(t)
+	if _, err := os.Stat("/dev/nvme-fabrics"); err != nil {
+		t.Skipf("no NVMe host here: %v", err)
+	}
+	defer func() { w.stop() }()
+	nqn := block.SubsystemNQN(volumeID(1), 1, host, "t1")
+	serve := func(kernel bool) {
+		t.Helper()
+		v := want().volume(1, 1, 1).thin()
+		v.Legs[0].Process, v.Exports[0].Process, v.Legs[0].InKernel = !kernel, !kernel, kernel
+		w.manager.set(onDrive(v))
+		generation := w.manager.generation()
+		r := w.until("the export", func(r *pb.TargetReport) bool { return r.GetGeneration() == generation && exportsReady(1)(r) })
+		if !r.GetKernelMaps() || len(r.GetProblems()) > 0 {
+			t.Errorf("reported that the kernel maps legs in trees: %v, problems %v", r.GetKernelMaps(), r.GetProblems())
+		}
+		if n := len(w.exported().Subsystems); n != map[bool]int{true: 1}[kernel] {
+			t.Errorf("the kernel exports %d subsystems, serving the leg: %v", n, kernel)
+		}
+	}
+	data := func(path string, want byte, at int64) {
+		t.Helper()
+		got := make([]byte, 4096)
+		if err := readBlock(path, got, at); err != nil || got[0] != want || got[4095] != want {
+			t.Errorf("%s reads %q… at %d, %v; want %q", path, got[:4], at, err, want)
+		}
+	}
+	w.run()
+	serve(false)
+	device := connect(t, 1, 4422)
+	for i, at := range []int64{0, 5 << 20, 100 << 20} {
+		if err := writeBlockOf(device, byte('a'+i), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	disconnect(t, nqn)
+	w.manager.set(onDrive(want().leg(1, 1, 1, 0).thin().admit(1, 1)))
+	w.until("no export", func(r *pb.TargetReport) bool {
+		return r.GetGeneration() == w.manager.generation() && len(r.GetExports()) == 0
+	})
+
+	serve(true)
+	device = connect(t, 1, 4420)
+	reads := func() {
+		t.Helper()
+		for at, want := range map[int64]byte{0: 'a', 4096: 0, 5 << 20: 'b', 100 << 20: 'c', 200 << 20: 0} {
+			data(device, want, at)
+		}
+	}
+	reads()
+	if err := writeBlockOf(device, 'x', 0); err == nil {
+		t.Error("a host writes what nobody is to write")
+	}
+	if f, err := os.OpenFile(device, os.O_RDWR, 0); err != nil {
+		t.Error(err)
+	} else if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Errorf("a flush: %v", err)
+	}
+	reads()
+	w.stop()
+	reads()
+	w.manager.forget()
+	w.run()
+	serve(true)
+	if r := w.until("the space that it takes", func(r *pb.TargetReport) bool { return len(r.GetLegs()) == 1 && r.GetLegs()[0].GetUsedBytes() > 0 }); r.GetLegs()[0].GetUsedBytes() != uint64(3*block.MiB) {
+		t.Errorf("it takes %d bytes, want three chunks", r.GetLegs()[0].GetUsedBytes())
+	}
+	reads()
+	disconnect(t, nqn)
+
+	w.manager.set(onDrive(want().leg(1, 1, 1, 0).thin().admit(1, 1)))
+	w.until("no export", func(r *pb.TargetReport) bool {
+		return r.GetGeneration() == w.manager.generation() && len(r.GetExports()) == 0
+	})
+	serve(false)
+	device = connect(t, 1, 4422)
+	data(device, 'b', 5<<20)
+	if err := writeBlockOf(device, 'x', 0); err != nil {
+		t.Errorf("with the process again: %v", err)
+	}
+	disconnect(t, nqn)
+	gone := want().leg(1, 1, 1, 0).thin().removed(1)
+	gone.Exports, gone.Admissions = nil, nil
+	w.manager.set(onDrive(gone))
+	w.until("the leg freed", func(r *pb.TargetReport) bool {
+		return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
+	})
+	erased := onDrive(want())
+	erased.Drives[0].Remove = true
+	w.manager.set(erased)
+	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+}
+
 // TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg; the next epoch is not
 // admitted until the write has landed.
 func TestAFenceWaitsForTheIOOfTheOldEpoch(t *testing.T) {
@@ -363,8 +460,27 @@ func glob(t *testing.T, pattern string) []string {
 	return paths
 }
 
-func writeBlock(path string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
+func writeBlock(path string) error { return writeBlockOf(path, 0, 0) }
+
+func writeBlockOf(path string, c byte, at int64) error {
+	return direct(path, os.O_WRONLY, func(f *os.File, page []byte) error {
+		copy(page, bytes.Repeat([]byte{c}, len(page)))
+		_, err := f.WriteAt(page, at)
+		return err
+	})
+}
+
+func readBlock(path string, to []byte, at int64) error {
+	return direct(path, os.O_RDONLY, func(f *os.File, page []byte) error {
+		_, err := f.ReadAt(page, at)
+		copy(to, page)
+		return err
+	})
+}
+
+// direct opens a device for I/O without a cache, of a page that is aligned for that.
+func direct(path string, flag int, do func(f *os.File, page []byte) error) error {
+	f, err := os.OpenFile(path, flag|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
 	}
@@ -372,8 +488,7 @@ func writeBlock(path string) error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	_, err = f.WriteAt(page, 0)
-	return errors.Join(err, f.Close(), unix.Munmap(page))
+	return errors.Join(do(f, page), f.Close(), unix.Munmap(page))
 }
 
 func deviceLabels(t *testing.T) []*drive.Label {

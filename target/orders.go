@@ -97,6 +97,11 @@ type (
 		drive block.DriveID
 		tree  string
 	}
+	// keepTree opens a tree of which the kernel has legs.
+	keepTree struct {
+		drive block.DriveID
+		tree  string
+	}
 	// noteLoss records on a drive that acknowledged writes may be lost, so that this is known after
 	// the process has ended.
 	noteLoss struct {
@@ -164,6 +169,7 @@ func (o copyLeg) key() string     { return zeroLeg{leg: o.leg}.key() }
 func (o grantSpace) key() string  { return driveKey(o.drive) }
 func (o growTree) key() string    { return "tree " + o.tree }
 func (o shrinkTree) key() string  { return "tree " + o.tree }
+func (o keepTree) key() string    { return "tree " + o.tree }
 func (o noteLoss) key() string    { return driveKey(o.drive) }
 func (o mapLeg) key() string      { return legKey(o.leg) }
 func (o nameLeg) key() string     { return legKey(o.leg) }
@@ -181,6 +187,7 @@ func (o copyLeg) about() string     { return legKey(o.leg) }
 func (o grantSpace) about() string  { return driveKey(o.drive) }
 func (o growTree) about() string    { return driveKey(o.drive) }
 func (o shrinkTree) about() string  { return driveKey(o.drive) }
+func (o keepTree) about() string    { return driveKey(o.drive) }
 func (o noteLoss) about() string    { return driveKey(o.drive) }
 func (o mapLeg) about() string      { return legKey(o.leg) }
 func (o nameLeg) about() string     { return legKey(o.leg) }
@@ -218,6 +225,7 @@ func (o grantSpace) String() string {
 func (o growTree) String() string {
 	return fmt.Sprintf("give tree %s %d more extents of drive %v, up to %d", o.tree, o.more, o.drive, o.to)
 }
+func (o keepTree) String() string { return "open tree " + o.tree }
 func (o shrinkTree) String() string {
 	return fmt.Sprintf("return empty extents of tree %s to drive %v", o.tree, o.drive)
 }

@@ -39,6 +39,10 @@ type seen struct {
 	busy func(block.NQN) bool
 	// authenticates is whether hosts can be made to prove their identity.
 	authenticates pb.Ability
+	// kernelMaps is whether the kernel can map legs in trees that nobody writes, and refused why it never can one;
+	// nil: nothing is known of any.
+	kernelMaps bool
+	refused    func(block.LegID) string
 	// integrity is whether legs with checksums can be kept.
 	integrity bool
 	readOnly  bool         // the kernel, or what stands in for it, has read-only exports

@@ -64,7 +64,7 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		old, exists = p.seen.exports.Subsystem(s.NQN)
 	}
 	p.identify(e, &s, old)
-	if s.Namespaces = p.namespaces(e, old, taken); len(s.Namespaces) == 0 && !exists {
+	if s.Namespaces = p.namespaces(e, old, taken); !exists && (len(s.Namespaces) == 0 || p.undecidedIn(e)) {
 		return
 	}
 	c := nvmet.Config{Subsystems: []nvmet.Subsystem{s}}
@@ -76,6 +76,15 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		p.plan.paths[s.NQN] = int(n)
 	}
 	offer(by, s, e)
+}
+
+// undecidedIn reports whether the kernel has not got all legs in trees of an export that it is to have. If it refuses
+// one, all of them are the process's: no host is to find some of them in the kernel before.
+func (p *planner) undecidedIn(e wantedExport) bool {
+	return slices.ContainsFunc(e.namespaces, func(ns wantedNamespace) bool {
+		i := slices.IndexFunc(p.want.legs, func(w wantedLeg) bool { return w.id == ns.leg })
+		return i >= 0 && p.want.legs[i].GetInKernel() && p.kernels(p.want.legs[i]) && !p.ready[ns.leg]
+	})
 }
 
 // part is the part of the plan to which an export belongs. nvmet has no read-only namespaces and refuses read-only

@@ -30,7 +30,7 @@ func (p *planner) leg(w wantedLeg) {
 // for the others, when all have left it.
 func (p *planner) leave(id block.LegID) {
 	state, ok := p.seen.mapped[id]
-	if !ok || !state.Live {
+	if !ok || !state.Live || p.inKernel(state) {
 		return
 	}
 	number, tree, ok := userspace.TreeOf(state.Table)

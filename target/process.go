@@ -22,11 +22,13 @@ import (
 //	leg                       mapped by              exported by
 //	-------------------------------------------------------------------------------
 //	plain                     device mapper          nvmet, at the node's portals
+//	in a tree, and nobody     device mapper, see     nvmet, at the node's portals
+//	writes it                 userspace.Rows
 //	in a tree, or checked     package userspace      package userspace, at Portal.Process
 //
 // An export is by one of the two as a whole, since hosts reach all legs of a volume here through one subsystem. So
 // the process also serves a plain leg of a volume that has another one in a tree. The manager says which of the two
-// a leg is for, since it tells hosts where to find it. The agent plans over both as over one; what each of the two
+// a leg is for, since it tells hosts where to find it, and knows what nobody writes. The agent plans over both as over one; what each of the two
 // should have is apart in a plan, since their trees are apart.
 //
 // The exports of the process end with it, and those of the kernel do not.
@@ -62,10 +64,14 @@ func kernelAndProcess(c Config, hungry func()) (kernel, error) {
 func withProcess(k kernel, m *userspace.Machine, drives hardware) kernel {
 	inKernel := k
 	k.hardware = drives
-	k.mapper = func() (mapper, error) {
-		kernels, err := inKernel.mapper()
-		return bothMappers{kernels, m.Legs}, err
-	}
+	k.rows = m.Drives.InKernel(func() (userspace.KernelMapper, error) {
+		opened, err := inKernel.mapper()
+		if err != nil {
+			return nil, err
+		}
+		return opened.(userspace.KernelMapper), nil
+	})
+	k.mapper = func() (mapper, error) { return bothMappers{k.rows, m.Legs}, nil }
 	k.names = bothNames{inKernel.names, m.Legs}
 	if c := inKernel.counting; c != nil {
 		k.counting = &counting{legs: bothFigures(c.legs, m.Legs.Figures), drive: c.drive}
@@ -225,6 +231,9 @@ func merged(a, b nvmet.Config) nvmet.Config {
 	}
 	return out
 }
+
+// inKernel reports whether a mapped leg is in the kernel, where legs do not depend on a tree that is open.
+func (p *planner) inKernel(s dm.State) bool { return p.seen.beside && !userspace.Ours(s.Number) }
 
 // kernels reports whether the kernel is to serve a leg, and not the process beside it.
 func (p *planner) kernels(w wantedLeg) bool { return p.seen.beside && !w.GetProcess() }

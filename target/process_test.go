@@ -259,3 +259,86 @@ func TestPortalsOfTheProcess(t *testing.T) {
 		}
 	}
 }
+
+// What nobody writes is mapped in the kernel, although it is in a tree, and stays there whatever becomes of the tree.
+func TestLegsInTreesThatTheKernelMaps(t *testing.T) {
+	inKernel := func(frozen bool) wish {
+		w := want().volume(1, 1, 1).leg(2, 1, 1, 0).thin()
+		for _, l := range w.Legs {
+			l.InKernel, l.Volume = frozen, w.Legs[0].Volume
+		}
+		return w
+	}
+	number := block.DeviceNumber{Major: 8, Minor: 16}
+	mapped := func(leg byte, on block.DeviceNumber) dm.State {
+		name := dmPrefix + legID(leg).String()
+		return dm.State{Info: dm.Info{Name: name, UUID: name, Number: on, Live: true}, Table: userspace.MappedTable(number, treeID, legID(leg), thinSize)}
+	}
+	kernels, processs := block.DeviceNumber{Major: 253, Minor: 1}, block.DeviceNumber{Major: 1 << 20, Minor: 1}
+	for name, c := range map[string]struct {
+		frozen  bool
+		mapped  []dm.State
+		named   bool
+		tree    *userspace.TreeSeen
+		refused string
+		orders  []string
+		exports int
+		refuses string // reported
+	}{
+		"not there yet":                     {frozen: true, orders: []string{"create process=false", "create process=false"}},
+		"which the manager does not say":    {},
+		"one of two":                        {frozen: true, mapped: []dm.State{mapped(1, kernels)}, named: true, orders: []string{"open tree", "create process=false"}},
+		"both":                              {frozen: true, mapped: []dm.State{mapped(1, kernels), mapped(2, kernels)}, named: true, orders: []string{"open tree"}, exports: 1},
+		"both, with their tree open":        {frozen: true, mapped: []dm.State{mapped(1, kernels), mapped(2, kernels)}, named: true, tree: &userspace.TreeSeen{Idle: true}, exports: 1},
+		"both, with a tree that stopped":    {frozen: true, mapped: []dm.State{mapped(1, kernels), mapped(2, kernels)}, named: true, tree: &userspace.TreeSeen{Idle: true, Err: "a flush has failed"}, orders: []string{"open tree"}, exports: 1},
+		"in the process before":             {frozen: true, mapped: []dm.State{mapped(1, processs)}, named: true, tree: &userspace.TreeSeen{}, orders: []string{"remove process=false", "create process=false"}},
+		"refused":                           {frozen: true, refused: "its data is in too many pieces", refuses: "its data is in too many pieces"},
+		"refused, and written by hosts now": {refused: "its data is in too many pieces"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := inKernel(c.frozen)
+			l := &drive.Label{Cluster: cluster, Drive: driveID(1), Size: 4 * block.GiB, Trees: []*pb.TreeLabel{{TreeId: treeID, Formatted: true, Extents: []*pb.Extent{{Start: 0, Count: 3}}}}}
+			for i := range w.Legs {
+				r := w.recorded(i, true)
+				r.AdmittedEpoch = 1
+				l.Legs = append(l.Legs, r)
+			}
+			s := seen{
+				drives: map[block.DriveID]driveSeen{driveID(1): {label: l, number: number, trees: map[string]userspace.TreeSeen{}}},
+				mapped: map[block.LegID]dm.State{}, names: map[block.LegID]string{}, exports: &nvmet.Config{}, kernel: &nvmet.Config{}, process: &nvmet.Config{}, beside: true,
+				mapping: func(block.LegID) bool { return false }, zeroing: func(block.LegID) bool { return false }, busy: func(block.NQN) bool { return false },
+				knownSize: func(exportedNamespace) block.Size { return block.GiB }, refused: func(block.LegID) string { return c.refused },
+			}
+			for i, state := range c.mapped {
+				s.mapped[legID(byte(i+1))] = state
+				s.names[legID(byte(i+1))] = dm.NodePath(state.Number)
+			}
+			if c.tree != nil {
+				s.drives[driveID(1)].trees[treeID] = *c.tree
+			}
+			e := w.Exports[0]
+			e.Namespaces = append(e.Namespaces, &pb.WantedNamespace{Nsid: 2, LegId: w.Legs[1].GetLegId(), Uuid: block.NamespaceUUID(legID(2), 1, w.Legs[1].GetRevision()).String()})
+			p := makePlan(s, parseWanted(w.TargetWanted), "/dev/weft/leg", nil)
+			var orders []string
+			for _, o := range p.orders {
+				switch o := o.(type) {
+				case mapLeg:
+					orders = append(orders, fmt.Sprintf("%s process=%v", o.step.Op, o.process))
+				case keepTree:
+					orders = append(orders, "open tree")
+				}
+			}
+			if orders = slices.Compact(orders); !slices.Equal(orders, slices.Compact(c.orders)) {
+				t.Errorf("planned %q, want %q", orders, c.orders)
+			}
+			if n := len(p.exports.Subsystems); n != c.exports {
+				t.Errorf("the kernel is to export %d subsystems, want %d; problems %v", n, c.exports, p.problems)
+			}
+			for _, r := range p.legs {
+				if r.GetKernelRefuses() != c.refuses || r.GetReady() && r.GetKernelRefuses() != "" {
+					t.Errorf("reported %v", r)
+				}
+			}
+		})
+	}
+}

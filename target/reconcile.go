@@ -216,6 +216,9 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	s.listed = r.lists.served()
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
 	s.beside = r.process != nil
+	if rows := r.agent.kernel.rows; rows != nil && r.agent.currentWanted() != nil { // finding out makes devices for a moment
+		s.kernelMaps, s.refused = rows.Able() == nil, rows.Refused
+	}
 	s.integrity, s.readOnly = r.agent.kernel.integrity, r.agent.kernel.readOnly
 	if r.agent.kernel.refusals != nil {
 		s.refusals = r.agent.kernel.refusals()

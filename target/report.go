@@ -27,6 +27,7 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 	report.Drives = sortedBy(report.Drives, (*pb.DriveReport).GetDriveId)
 	report.ClusterId = oneCluster(report.Drives)
 	report.Authenticates, report.Refusals, report.Integrity = s.authenticates, s.refusals, s.integrity && !s.beside
+	report.KernelMaps = s.kernelMaps
 	for _, l := range p.legs {
 		l = proto.CloneOf(l)
 		if id, err := block.ParseLegID(l.GetLegId()); err == nil {

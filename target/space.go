@@ -3,6 +3,7 @@
 package target
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -38,6 +39,11 @@ func flattensFor(tree userspace.TreeSeen) bool {
 		}
 	}
 	return false
+}
+
+// quiet reports whether nobody needs space in a tree: it has stopped, or is open for legs in the kernel alone.
+func quiet(tree userspace.TreeSeen) bool {
+	return tree.Err != "" || tree.Idle && !flattensFor(tree)
 }
 
 // endFlattening stops what is being flattened on a drive and is not to be, for whatever reason: its leg may
@@ -80,7 +86,7 @@ func (p *planner) space(id block.DriveID, d driveSeen) {
 		tree, open := d.trees[t.GetTreeId()]
 		has, reserve := int(drive.CountExtents(t.GetExtents())), len(d.label.Reserve) > 0
 		switch {
-		case !open || tree.Err != "":
+		case !open || quiet(tree):
 		case tree.Full && reserve:
 			p.order(growTree{id, t.GetTreeId(), has + hungryExtents, hungryExtents})
 		case tree.Free < lowSpace && reserve, (flattensFor(tree) || tree.CopyWaits) && drive.CountExtents(d.label.Reserve) > hostsReserve(d.label):
@@ -107,24 +113,51 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if !drive.Mapped(w) {
 		return p.basedLeg(w, d, report)
 	}
-	if d.trees == nil || p.kernels(w) {
-		return "it belongs to a thin volume, which this target does not serve"
-	}
-	if cause := unrooted(w, d.label); cause != "" {
+	if cause := cmp.Or(p.misfit(w, d), p.refuses(w, report), unrooted(w, d.label)); cause != "" {
 		return cause
 	}
 	if legRecord(d.label, w.id) == nil && d.label.Tree(w.GetTreeId()) == nil && len(d.label.Reserve) == 0 {
 		return fmt.Sprintf("drive %v has no extent left for thin volumes", w.drive)
 	}
+	p.keepTree(w, d)
 	tree := d.trees[w.GetTreeId()]
 	report.UsedBytes = uint64(tree.Used)
 	if len(tree.UsedBy) > 1 {
 		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	}
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
-	report.Full = tree.Full && len(d.label.Reserve) == 0
-	report.Error = tree.Err // it is opened again
+	report.Full = tree.Full && !tree.Idle && len(d.label.Reserve) == 0
+	if !p.kernels(w) {
+		report.Error = tree.Err // it is opened again
+	}
 	return ""
+}
+
+// misfit says that a leg in a tree is for nobody here; empty: it is not so.
+func (p *planner) misfit(w wantedLeg, d driveSeen) string {
+	if d.trees == nil || p.kernels(w) && !w.GetInKernel() {
+		return "it belongs to a thin volume, which this target does not serve"
+	}
+	return ""
+}
+
+// keepTree has the tree of a leg in the kernel open, again if it has stopped.
+func (p *planner) keepTree(w wantedLeg, d driveSeen) {
+	tree, open := d.trees[w.GetTreeId()]
+	if _, mapped := p.seen.mapped[w.id]; p.kernels(w) && mapped && (!open || tree.Err != "" && tree.Idle) {
+		p.order(keepTree{w.drive, w.GetTreeId()})
+	}
+}
+
+// refuses says, and reports, that the kernel can never map a leg that it is to serve.
+func (p *planner) refuses(w wantedLeg, report *pb.LegReport) string {
+	if p.kernels(w) && w.GetInKernel() && p.seen.refused != nil {
+		report.KernelRefuses = p.seen.refused(w.id)
+	}
+	if report.KernelRefuses == "" {
+		return ""
+	}
+	return "the kernel cannot map it: " + report.KernelRefuses
 }
 
 // basedLeg is mappedLeg of one that has, or is to have, a tree over its own extents.

@@ -117,14 +117,19 @@ func kernelLegs(c Config) error {
 
 func unmapLegs(log *slog.Logger, m mapper) error {
 	left, err := m.Devices(dmPrefix)
+	if err == nil {
+		var under []dm.State
+		under, err = m.Devices(userspace.RowsPrefix)
+		left = append(left, under...)
+	}
 	if err != nil {
 		return fmt.Errorf("read the kernel's mapped legs: %w", err)
 	}
-	for _, d := range left {
-		if err := m.Do(dm.Step{Op: dm.OpRemove, Device: d.Device()}); err != nil {
-			return fmt.Errorf("unmap %s, left by data path %q: %w", d.Name, Kernel, err)
+	for _, s := range dm.Diff(left, nil) { // each before those that it is over
+		if err := m.Do(s); err != nil {
+			return fmt.Errorf("unmap %s, left by data path %q: %w", s.Device.Name, Kernel, err)
 		}
-		log.Info("leg unmapped from the kernel", "device", d.Name)
+		log.Info("leg unmapped from the kernel", "device", s.Device.Name)
 	}
 	return nil
 }

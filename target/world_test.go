@@ -503,6 +503,24 @@ func (m gatedMapper) Devices(prefix string) ([]dm.State, error) {
 	return out, nil
 }
 
+func (m gatedMapper) Info(name string) (dm.Info, error) {
+	m.world.mu.Lock()
+	defer m.world.mu.Unlock()
+	if s, ok := m.world.mapped[name]; ok {
+		return s.Info, nil
+	}
+	return dm.Info{}, unix.ENXIO
+}
+
+func (m gatedMapper) List() (all []dm.Listed, _ error) {
+	m.world.mu.Lock()
+	defer m.world.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(m.world.mapped)) {
+		all = append(all, dm.Listed{Name: name, Number: m.world.mapped[name].Number})
+	}
+	return all, nil
+}
+
 func (m gatedMapper) Do(s dm.Step) error {
 	if err := m.gate.pass(); err != nil {
 		return err
@@ -720,6 +738,13 @@ func (m *manager) set(want *pb.TargetWanted) {
 	m.want = want
 	close(m.changed)
 	m.changed = make(chan struct{})
+}
+
+// generation is that of the wanted state.
+func (m *manager) generation() uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.want.GetGeneration()
 }
 
 func (m *manager) reported() int {

@@ -165,7 +165,7 @@ func trimTarget(r *pb.TargetReport) {
 		shorten(&d.Device, &d.Error)
 	}
 	for _, l := range r.Legs {
-		shorten(&l.Error)
+		shorten(&l.Error, &l.KernelRefuses)
 	}
 	t.left = t.left[:min(len(t.left), problemsMost)]
 	r.Problems = t.problems(r.Problems)

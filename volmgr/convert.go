@@ -423,7 +423,7 @@ func pbWantedLeg(l cluster.WantedLeg) *pb.WantedLeg {
 		TreeId: id(l.Tree), Origin: pbOrigin(l.Origin), Flatten: l.Flatten, FlattenWait: l.FlattenWait,
 		LegId: l.Leg.String(), DriveId: l.Drive.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), Extents: list(l.Extents, pbExtent), Image: pbImage(l.Image),
 		SizeBytes: uint64(l.Size), Revision: l.Revision, Volume: pbVolumeLabel(l.Volume), Remove: l.Remove, Incarnation: l.Incarnation, Blank: l.Blank,
-		Process: l.Process,
+		Process: l.Process, InKernel: l.InKernel,
 	}
 }
 
@@ -571,7 +571,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), ProcessPortals: fromPortals(r.ProcessPortals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping, ProcessStops: r.ProcessStops,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
-		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies,
+		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies, KernelMaps: r.KernelMaps,
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err
@@ -746,6 +746,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
 	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes), Copied: block.Size(l.CopiedBytes)}
 	out.Flat, out.FlatLeft, out.FlatWaits = l.Flat, block.Size(l.FlatteningBytes), l.FlatteningWaitsFor
+	out.KernelRefuses = l.KernelRefuses
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

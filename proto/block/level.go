@@ -23,7 +23,7 @@ const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 9
+	KnownLevel Level = 10
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

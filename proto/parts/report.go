@@ -88,7 +88,7 @@ func cutReport(m proto.Message, same func(of any) bool) (head *pb.TargetReport, 
 		Node: r.Node, Labels: r.Labels, BootId: r.BootId, Version: r.Version, Kernel: r.Kernel, Portals: r.Portals, ProcessPortals: r.ProcessPortals, ClusterId: r.ClusterId,
 		Generation: r.Generation, Devices: r.Devices, Problems: r.Problems, Term: r.Term, TermClusterId: r.TermClusterId,
 		Stopping: r.Stopping, ProcessStops: r.ProcessStops, Authenticates: r.Authenticates, Refusals: r.Refusals, Integrity: r.Integrity, Level: r.Level,
-		HandsOver: r.HandsOver, Thin: r.Thin, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies,
+		HandsOver: r.HandsOver, Thin: r.Thin, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies, KernelMaps: r.KernelMaps,
 	}
 	return head, pieces, true
 }

@@ -865,6 +865,7 @@ type TargetReport struct {
 	// trees and those with checksums. Empty: all legs are served at portals.
 	ProcessPortals []*Portal `protobuf:"bytes,28,rep,name=process_portals,json=processPortals,proto3" json:"process_portals,omitempty"`
 	ProcessStops   bool      `protobuf:"varint,29,opt,name=process_stops,json=processStops,proto3" json:"process_stops,omitempty"` // as stopping, of the exports at process_portals alone
+	KernelMaps     bool      `protobuf:"varint,30,opt,name=kernel_maps,json=kernelMaps,proto3" json:"kernel_maps,omitempty"`       // with process_portals: the kernel can map legs in trees that nobody writes
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1098,6 +1099,13 @@ func (x *TargetReport) GetProcessPortals() []*Portal {
 func (x *TargetReport) GetProcessStops() bool {
 	if x != nil {
 		return x.ProcessStops
+	}
+	return false
+}
+
+func (x *TargetReport) GetKernelMaps() bool {
+	if x != nil {
+		return x.KernelMaps
 	}
 	return false
 }
@@ -1802,6 +1810,7 @@ type LegReport struct {
 	// Of a leg that is copied from another target: what was written to it so far; zeroed_bytes is up to where
 	// it is copied.
 	CopiedBytes   uint64 `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	KernelRefuses string `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg that is to be in_kernel: why it never can be
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1918,6 +1927,13 @@ func (x *LegReport) GetCopiedBytes() uint64 {
 		return x.CopiedBytes
 	}
 	return 0
+}
+
+func (x *LegReport) GetKernelRefuses() string {
+	if x != nil {
+		return x.KernelRefuses
+	}
+	return ""
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -2880,7 +2896,9 @@ type WantedLeg struct {
 	Flatten     bool `protobuf:"varint,15,opt,name=flatten,proto3" json:"flatten,omitempty"`
 	FlattenWait bool `protobuf:"varint,16,opt,name=flatten_wait,json=flattenWait,proto3" json:"flatten_wait,omitempty"` // with flatten: nothing is copied at the moment, and the target only says whether it is flat
 	// The agent's process serves it, at process_portals, where the target has these; otherwise the kernel does.
-	Process       bool `protobuf:"varint,17,opt,name=process,proto3" json:"process,omitempty"`
+	Process bool `protobuf:"varint,17,opt,name=process,proto3" json:"process,omitempty"`
+	// Of a leg in a tree, without process: nobody writes it as long as this is said, and the kernel serves it.
+	InKernel      bool `protobuf:"varint,18,opt,name=in_kernel,json=inKernel,proto3" json:"in_kernel,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3030,6 +3048,13 @@ func (x *WantedLeg) GetFlattenWait() bool {
 func (x *WantedLeg) GetProcess() bool {
 	if x != nil {
 		return x.Process
+	}
+	return false
+}
+
+func (x *WantedLeg) GetInKernel() bool {
+	if x != nil {
+		return x.InKernel
 	}
 	return false
 }
@@ -6419,7 +6444,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\xeb\b\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x8c\t\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6456,7 +6481,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x12\x16\n" +
 	"\x06copies\x18\x1b \x01(\bR\x06copies\x128\n" +
 	"\x0fprocess_portals\x18\x1c \x03(\v2\x0f.weft.v1.PortalR\x0eprocessPortals\x12#\n" +
-	"\rprocess_stops\x18\x1d \x01(\bR\fprocessStops\x1a9\n" +
+	"\rprocess_stops\x18\x1d \x01(\bR\fprocessStops\x12\x1f\n" +
+	"\vkernel_maps\x18\x1e \x01(\bR\n" +
+	"kernelMaps\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x7f\n" +
@@ -6532,7 +6559,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x03\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6548,7 +6575,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x10flattening_bytes\x18\n" +
 	" \x01(\x04R\x0fflatteningBytes\x120\n" +
 	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\x12!\n" +
-	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\">\n" +
+	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\x12%\n" +
+	"\x0ekernel_refuses\x18\r \x01(\tR\rkernelRefuses\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
@@ -6647,7 +6675,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x1f\n" +
 	"\vforce_erase\x18\x05 \x01(\tR\n" +
 	"forceErase\x12\x16\n" +
-	"\x06remove\x18\x06 \x01(\bR\x06remove\"\x93\x04\n" +
+	"\x06remove\x18\x06 \x01(\bR\x06remove\"\xb0\x04\n" +
 	"\tWantedLeg\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x19\n" +
 	"\bdrive_id\x18\x02 \x01(\tR\adriveId\x12\x16\n" +
@@ -6667,7 +6695,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x06origin\x18\x0e \x01(\v2\x12.weft.v1.LegOriginR\x06origin\x12\x18\n" +
 	"\aflatten\x18\x0f \x01(\bR\aflatten\x12!\n" +
 	"\fflatten_wait\x18\x10 \x01(\bR\vflattenWait\x12\x18\n" +
-	"\aprocess\x18\x11 \x01(\bR\aprocess\"\x8f\x01\n" +
+	"\aprocess\x18\x11 \x01(\bR\aprocess\x12\x1b\n" +
+	"\tin_kernel\x18\x12 \x01(\bR\binKernel\"\x8f\x01\n" +
 	"\tLegOrigin\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12*\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x16.weft.v1.LegOriginKindR\x04kind\x12\x12\n" +

@@ -41,6 +41,8 @@ type TargetReport struct {
 	Exports        []ExportReport
 	Problems       []Problem
 	Stopping       bool // its exports are about to end: see upkeep.go
+	// KernelMaps: the kernel can map legs in trees that nobody writes; see Volume.InKernel.
+	KernelMaps bool
 	// ProcessStops: those at ProcessPortals are; the kernel's stay.
 	ProcessStops bool
 	// Authenticates: whether it can demand that hosts prove their identity.
@@ -147,6 +149,8 @@ type LegReport struct {
 	FlatWaits string
 	// Of a leg that is copied from another target: what was written to it so far. Zeroed is up to where.
 	Copied block.Size
+	// Of a leg that the kernel is to serve in place of a process: why it never can.
+	KernelRefuses string
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -214,6 +218,7 @@ type WantedLeg struct {
 	// to say when it needs these no longer.
 	Flatten, FlattenWait bool
 	Process              bool // see Volume.inProcess
+	InKernel             bool // see Volume.inKernel
 }
 
 // LegOrigin is the leg as which another one of its tree begins: frozen at some moment or, with Clone, as it
@@ -425,6 +430,8 @@ type target struct {
 	report *TargetReport // the newest, without the lists that follow
 	// refusedAt is when an event last told of refused hosts.
 	refusedAt time.Time
+	// refuses are the legs that its kernel cannot map; see Volume.InKernel.
+	refuses map[block.LegID]bool
 
 	devices  []Device
 	drives   map[block.DriveID]DriveReport // replaced by each report that changes it
@@ -448,14 +455,18 @@ func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
 	if c.Partial {
 		on.drives = maps.Clone(on.drives)
 	} else {
-		*on = target{by: on.by, agent: on.agent, refusedAt: on.refusedAt, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
+		*on = target{by: on.by, agent: on.agent, refusedAt: on.refusedAt, refuses: map[block.LegID]bool{}, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
 	}
 	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
 	for _, l := range r.Legs {
 		serving = serving || on.legs.Get(l.Leg).Error != l.Error
 		on.legs.Set(on.by, l.Leg, l)
+		if delete(on.refuses, l.Leg); l.KernelRefuses != "" {
+			on.refuses[l.Leg] = true
+		}
 	}
 	for _, id := range c.Gone.Legs {
+		delete(on.refuses, id)
 		serving = serving || on.legs.Get(id).Error != ""
 		on.legs.Delete(on.by, id)
 	}
@@ -988,7 +999,7 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 
 func (o *observedTarget) target(s *State) *target {
 	on := &target{by: s.by, agent: o.Agent.agent(), report: o.Report, devices: o.Devices, drives: map[block.DriveID]DriveReport{}, strays: o.Strays, unknown: o.Unknown,
-		compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
+		compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}, refuses: map[block.LegID]bool{}}
 	for id, d := range o.Drives {
 		on.drives[id] = d
 		for i := range d.Legs {
@@ -997,6 +1008,9 @@ func (o *observedTarget) target(s *State) *target {
 	}
 	for _, l := range o.Legs {
 		on.legs.Set(on.by, l.Leg, l)
+		if l.KernelRefuses != "" {
+			on.refuses[l.Leg] = true
+		}
 	}
 	for id, epoch := range o.Admitted {
 		on.admitted.Set(on.by, id, epoch)

@@ -51,6 +51,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 	s.explainSnapshot(e, v)
 	s.explainFlattening(e, v)
 	s.explainSealed(e, v)
+	s.explainInKernel(e, v)
 	if v.State == VolumeReady {
 		s.explainExpansion(e, v)
 		s.explainScrub(e, v)

@@ -286,6 +286,7 @@ func (t *tx) targetSays(on *target, r *TargetReport) {
 	t.drivesJudged(r.Node, on)
 	t.takeIn(r.Node, on)
 	t.settleReplaced()
+	t.kernelRefuses(r.Node, on)
 	t.settleNode(r.Node)
 	t.settleDrives(r.Node)
 }

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -179,5 +180,185 @@ func TestAFailedFlushOfTheProcessHasTheKernelsLegsCopiedWhole(t *testing.T) {
 			}
 		}
 		w.settle()
+	}
+}
+
+// newFrozenWorld is newProcessWorld with kernels that can map legs in trees, and a snapshot of db1.
+func newFrozenWorld(t *testing.T) *snapWorld {
+	w := newProcessWorld(t)
+	for _, x := range w.targets {
+		x.says = func(r *TargetReport) { besideKernel(r); r.KernelMaps = true }
+	}
+	w.settle()
+	if err := w.take("mon", "db1"); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	return w
+}
+
+// servedBy says for each target of a volume who is to serve it.
+func (w *snapWorld) servedBy(volume string) map[block.NodeName]string {
+	w.t.Helper()
+	by := map[block.NodeName]string{}
+	v := w.volume(volume)
+	for _, node := range v.targets() {
+		wanted := w.s.WantedTarget(node)
+		for _, l := range wanted.Legs {
+			if l.Volume.ID == v.ID {
+				by[node] = fmt.Sprintf("process %v kernel %v", l.Process, l.InKernel)
+			}
+		}
+		for _, x := range wanted.Exports {
+			if x.Volume == v.ID {
+				by[node] = strings.TrimSuffix(by[node], exported(x)) + exported(x) // to each host
+			}
+		}
+	}
+	return by
+}
+
+func exported(x WantedExport) string { return fmt.Sprintf(", exported by process %v", x.Process) }
+
+const (
+	byKernel   = "process false kernel true, exported by process false"
+	byProcess  = "process true kernel false, exported by process true"
+	unexported = "process true kernel false"
+)
+
+// What nobody writes is served by the kernel from the first host that has it to the last one.
+func TestTheKernelServesWhatNobodyWrites(t *testing.T) {
+	w := newFrozenWorld(t)
+	check := func(when, volume, want string) {
+		t.Helper()
+		for node, by := range w.servedBy(volume) {
+			if by != want {
+				t.Errorf("%s, %s at %s: %s; want %s", when, volume, node, by, want)
+			}
+		}
+	}
+	check("detached", "db1@mon", unexported)
+	for _, host := range []block.NodeName{"c1", "c2"} {
+		w.must(Attach{Volume: "db1@mon", Node: host})
+		w.settle()
+		check("with "+string(host), "db1@mon", byKernel)
+	}
+	for _, l := range w.links("db1@mon") {
+		if !slices.Equal(l.Portals, atKernel) {
+			t.Errorf("the leg on %s is reached at %v, want %v", l.Node, l.Portals, atKernel)
+		}
+	}
+	check("which is written", "db1", byProcess)
+	if e, err := w.s.Explain("db1@mon"); err != nil || !slices.ContainsFunc(e.Facts, func(s string) bool {
+		return strings.Contains(s, "the kernel of "+string(w.volume("db1@mon").Legs[0].Node)+" serves it")
+	}) {
+		t.Errorf("explained as %v, %v", e.Facts, err)
+	}
+	w.must(Detach{Volume: "db1@mon", Node: "c1"})
+	w.settle()
+	check("with c2 alone", "db1@mon", byKernel)
+	w.must(Detach{Volume: "db1@mon", Node: "c2"})
+	w.settle()
+	check("detached again", "db1@mon", unexported)
+	w.must(Attach{Volume: "db1@mon", Node: "c1"})
+	w.settle()
+	check("attached again", "db1@mon", byKernel)
+	w.must(Detach{Volume: "db1@mon", Force: true})
+	check("taken away", "db1@mon", unexported)
+
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(SealVolume{"db1"})
+	w.settle()
+	w.must(Attach{Volume: "db1", Node: "c2"})
+	w.settle()
+	check("sealed", "db1", byKernel)
+}
+
+// A kernel that cannot map a leg leaves it to the process, then and later.
+func TestWhatAKernelRefusesIsTheProcesss(t *testing.T) {
+	w := newFrozenWorld(t)
+	w.must(Attach{Volume: "db1@mon", Node: "c1"})
+	refused := w.volume("db1@mon").Legs[0]
+	x := w.targets[refused.Node]
+	before := x.says
+	x.says = func(r *TargetReport) {
+		before(r)
+		for i := range r.Legs {
+			if l := &r.Legs[i]; l.Leg == refused.ID && w.volume("db1@mon").Legs[0].KernelRefuses == "" {
+				l.KernelRefuses, l.Ready = "its data is in too many pieces", false
+			}
+		}
+	}
+	w.settle()
+	check := func(when string) {
+		t.Helper()
+		for node, by := range w.servedBy("db1@mon") {
+			if want := map[bool]string{true: byProcess, false: byKernel}[node == refused.Node]; by != want {
+				t.Errorf("%s, at %s: %s; want %s", when, node, by, want)
+			}
+		}
+	}
+	check("refused")
+	w.nextManager()
+	w.settle()
+	check("with another manager")
+	w.must(Detach{Volume: "db1@mon"})
+	w.settle()
+	w.must(Attach{Volume: "db1@mon", Node: "c1"})
+	w.settle()
+	check("attached again")
+	if e, err := w.s.Explain("db1@mon"); err != nil || !slices.ContainsFunc(e.Facts, func(s string) bool { return strings.Contains(s, "too many pieces") }) {
+		t.Errorf("explained as %v, %v", e.Facts, err)
+	}
+}
+
+// The target's machine has booted another kernel while hosts have the volume.
+func TestAKernelThatCannotDoItAnyMore(t *testing.T) {
+	w := newFrozenWorld(t)
+	w.must(Attach{Volume: "db1@mon", Node: "c1"})
+	w.settle()
+	l := w.volume("db1@mon").Legs[1]
+	x := w.targets[l.Node]
+	x.says = func(r *TargetReport) {
+		besideKernel(r)
+		for i := range r.Legs {
+			if r.Legs[i].Leg == l.ID && w.volume("db1@mon").inKernel(l.Node) {
+				r.Legs[i].KernelRefuses = "it cannot: it lacks dm-flakey"
+			}
+		}
+	}
+	w.settle()
+	if by := w.servedBy("db1@mon")[l.Node]; by != byProcess {
+		t.Errorf("it is served by: %s; want %s", by, byProcess)
+	}
+	if why := w.volume("db1@mon").leg(l.ID).KernelRefuses; why != "" {
+		t.Errorf("recorded of the leg: %s; the next kernel may be another one", why)
+	}
+}
+
+func TestWhatTheProcessKeeps(t *testing.T) {
+	for name, change := range map[string]func(*snapWorld, *Volume, *snapTarget){
+		"at an earlier level":            func(w *snapWorld, _ *Volume, _ *snapTarget) { w.s.level = kernelMapsLevel - 1 },
+		"on a kernel that cannot map it": func(_ *snapWorld, _ *Volume, x *snapTarget) { x.says = besideKernel },
+		"a leg that is being copied":     func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Copying = &LegCopy{From: v.Legs[1].ID} },
+		"the source of a copy":           func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[1].Copying = &LegCopy{From: v.Legs[0].ID} },
+		"a leg that is stale":            func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].State = LegStale },
+		"a plain leg that has a tree":    func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Based = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFrozenWorld(t)
+			v := w.volume("db1@mon").clone()
+			node := v.Legs[0].Node
+			change(w, v, w.targets[node])
+			w.must(TargetReported{Session: 1, Report: w.targetReport(w.targets[node])})
+			if got := w.s.kernelsFor(v, AttachSharedReadOnly); slices.Contains(got, node) {
+				t.Errorf("the kernels of %v are to serve it", got)
+			}
+		})
+	}
+	w := newFrozenWorld(t)
+	if v := w.volume("db1@mon"); len(w.s.kernelsFor(v, AttachSharedReadOnly)) != 2 || len(w.s.kernelsFor(v, AttachSharedBlock)) > 0 || len(w.s.kernelsFor(w.volume("db1"), AttachSharedReadOnly)) > 0 {
+		t.Error("the kernels are to serve what hosts write, or not what they only read")
 	}
 }

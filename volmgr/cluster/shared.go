@@ -165,6 +165,7 @@ func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC()}
 	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
 		t.supersede(v)
+		v.InKernel = t.s.kernelsFor(v, mode)
 	}
 	a.Epoch = v.Epoch
 	v.Shared = append(v.Shared, a)
@@ -357,6 +358,9 @@ func (t *tx) unshare(id block.VolumeID, node block.NodeName, clean bool, how str
 	v := t.volume(id)
 	block := v.attachmentOf(node).Mode == AttachSharedBlock
 	v.Shared = slices.DeleteFunc(v.Shared, func(a Attachment) bool { return a.Node == node })
+	if len(v.Shared) == 0 {
+		v.InKernel = nil
+	}
 	if block && len(v.Shared) == 0 {
 		v.Clean = clean
 	}
@@ -524,7 +528,7 @@ func (v *Volume) endShared() {
 			v.FormerHosts = append(v.FormerHosts, FormerHost{a.Node, a.BootID, a.Epoch, a.Mode})
 		}
 	}
-	v.Shared = nil
+	v.Shared, v.InKernel = nil, nil
 }
 
 // settleFormerHosts forgets former hosts when every in-sync leg is fenced to an epoch after

@@ -549,6 +549,9 @@ func (s *State) unexportable(v *Volume, l *Leg) string {
 	if !s.servable(l) || s.nodes[l.Node] == nil {
 		return cmp.Or(s.legWaitsFor(l), fmt.Sprintf("%v is not served", l))
 	}
+	if v.inKernel(l.Node) {
+		return fmt.Sprintf("the kernel of %s serves %v to hosts that have the snapshot: detach it", l.Node, l)
+	}
 	return s.unproven(v, l.Node)
 }
 

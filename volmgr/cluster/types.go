@@ -241,6 +241,8 @@ type Leg struct {
 	// SuspectAt is the generation in which it became suspect. A target that has acted on
 	// that generation cannot have lost its power in the same event.
 	SuspectAt uint64 `json:"suspect_at,omitempty"`
+	// KernelRefuses is why the kernel of its target cannot map it; see Volume.InKernel.
+	KernelRefuses string `json:"kernel_refuses,omitempty"`
 	// Loss is the latest reason why the leg may have lost cached writes; empty: its target
 	// rebooted.
 	Loss string `json:"loss,omitempty"`
@@ -352,6 +354,9 @@ type Volume struct {
 	// Shared are the attachments of a shared volume, all of one mode and at one
 	// epoch; see shared.go. There are none if Attachment is set.
 	Shared []Attachment `json:"shared,omitempty"`
+	// InKernel are the targets whose kernels serve the legs in trees to the hosts in Shared, in place of a
+	// process; see Volume.inKernel.
+	InKernel []block.NodeName `json:"in_kernel,omitempty"`
 	// Heal is a host that copies to the legs of the detached volume, and to nothing else; nil: none does.
 	// It is no attachment: see copying.go. There is none if Attachment is set or Shared is not empty.
 	Heal *Attachment `json:"heal,omitempty"`

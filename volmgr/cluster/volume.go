@@ -20,6 +20,7 @@ func (v *Volume) object() string { return "volume " + string(v.Name) }
 func (v *Volume) clone() *Volume {
 	c := *v
 	c.Legs, c.Shared, c.FormerHosts = slices.Clone(v.Legs), slices.Clone(v.Shared), slices.Clone(v.FormerHosts)
+	c.InKernel = slices.Clone(v.InKernel)
 	if v.Attachment != nil {
 		a := *v.Attachment
 		c.Attachment = &a

@@ -78,8 +78,9 @@ func (s *State) wantedLeg(v *Volume, l Leg, label evidence.VolumeLabel) WantedLe
 	}
 	img, tree := l.toldImage()
 	flatten, wait := s.wantedFlat(v, &l)
+	inKernel := v.inKernel(l.Node)
 	return WantedLeg{
-		Flatten: flatten, FlattenWait: wait, Process: v.inProcess(s.nodes[l.Node]),
+		Flatten: flatten, FlattenWait: wait, InKernel: inKernel && l.frozen(), Process: v.inProcess(s.nodes[l.Node]) || inKernel && !l.frozen(),
 		Leg: l.ID, Drive: l.Drive, Column: l.Column, Copy: l.Copy, Image: img, Tree: tree,
 		Size: size, Revision: l.Revision, Volume: label, Remove: l.State == LegDeleting && len(s.needBase(&l)) == 0,
 		Incarnation: incarnation, Blank: l.Blank && l.State == LegStale && l.member(), Origin: s.originOf(v, &l),
@@ -339,9 +340,89 @@ func (v *Volume) portals(n *Node) []block.Portal {
 // inProcess reports whether a volume's legs on n, which may be nil, are served from a process beside the
 // kernel. All of them are, once one has to be: hosts reach them through one subsystem.
 func (v *Volume) inProcess(n *Node) bool {
-	return n != nil && len(n.ProcessPortals) > 0 && (v.Layout.Integrity || slices.ContainsFunc(v.Legs, func(l Leg) bool {
+	return n != nil && len(n.ProcessPortals) > 0 && !v.inKernel(n.Name) && (v.Layout.Integrity || slices.ContainsFunc(v.Legs, func(l Leg) bool {
 		return l.Node == n.Name && (l.mapped() || l.Based)
 	}))
+}
+
+// Legs in trees that nobody writes, of snapshots and of sealed volumes, can be served by the kernel all the same: their
+// target tells it once where on the drive their data is. This is decided when the first host gets the volume, and
+// holds until no host has it, since hosts do not follow from one to the other. Meanwhile such a leg cannot be
+// the source of a copy to another target, since the kernel does not tell what it holds, nor does space come
+// free that was deleted under it.
+
+// kernelMapsLevel is the level from which on the kernel serves legs in trees.
+const kernelMapsLevel block.Level = 10
+
+// inKernel reports whether the kernel of a node serves legs in trees to the hosts that have the volume.
+func (v *Volume) inKernel(node block.NodeName) bool {
+	return len(v.Shared) > 0 && slices.Contains(v.InKernel, node)
+}
+
+// frozen reports whether nobody writes a leg of a volume that nobody writes, not even a copy.
+func (l *Leg) frozen() bool {
+	return l.State == LegInSync && l.mapped() && !l.Based && l.Copying == nil
+}
+
+// kernelsFor chooses the targets whose kernels are to serve a volume that hosts only read.
+func (s *State) kernelsFor(v *Volume, mode AttachMode) (nodes []block.NodeName) {
+	if s.level < kernelMapsLevel || mode != AttachSharedReadOnly || !v.unwritten() || v.Layout.Integrity {
+		return nil
+	}
+	for _, node := range v.targets() {
+		n, on := s.nodes[node], s.targets[node]
+		able := n != nil && len(n.ProcessPortals) > 0 && on != nil && on.report != nil && on.report.KernelMaps
+		if able && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return v.needsProcess(&l, node) }) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// needsProcess reports whether a leg keeps a volume that nobody writes in the process of a target: as one of its legs
+// there, or as a copy that is being made from there.
+func (v *Volume) needsProcess(l *Leg, node block.NodeName) bool {
+	if l.Copying != nil {
+		if from := v.leg(l.Copying.From); from != nil && from.Node == node {
+			return true
+		}
+	}
+	return l.Node == node && (!l.frozen() || l.KernelRefuses != "")
+}
+
+// kernelRefuses has the process of a target serve what its kernel cannot after all. The hosts that have the volume
+// find it at other portals then. A target refuses before it exports anything of a volume that its kernel serves.
+func (t *tx) kernelRefuses(node block.NodeName, on *target) {
+	if len(on.refuses) == 0 {
+		return
+	}
+	for _, id := range sortedIDs(t.s.onNode.Get(node).Keys()) {
+		v := t.peek(id)
+		if v == nil || !v.inKernel(node) {
+			continue
+		}
+		for i := range v.Legs {
+			if l := v.Legs[i]; l.Node == node && on.refuses[l.ID] {
+				v = t.volume(id)
+				if on.report != nil && on.report.KernelMaps { // else it can none
+					v.leg(l.ID).KernelRefuses = on.legs.Get(l.ID).KernelRefuses
+				}
+				v.InKernel = slices.DeleteFunc(v.InKernel, func(n block.NodeName) bool { return n == node })
+			}
+		}
+	}
+}
+
+// explainInKernel says which targets' kernels serve legs in trees, and which cannot.
+func (s *State) explainInKernel(e *Explanation, v *Volume) {
+	for _, node := range v.InKernel {
+		e.Facts = append(e.Facts, fmt.Sprintf("the kernel of %s serves it, since nobody writes it: the space of what is deleted under it comes free there once no host has it", node))
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; l.KernelRefuses != "" {
+			e.Facts = append(e.Facts, fmt.Sprintf("the process of target %s serves %v, which its kernel cannot: %s", l.Node, l, l.KernelRefuses))
+		}
+	}
 }
 
 // ---- who proves its identity to whom ----
