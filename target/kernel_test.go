@@ -244,7 +244,7 @@ func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
 		w.manager.set(onDrive(v))
 		generation := w.manager.generation()
 		r := w.until("the export", func(r *pb.TargetReport) bool { return r.GetGeneration() == generation && exportsReady(1)(r) })
-		if !r.GetKernelMaps() || len(r.GetProblems()) > 0 {
+		if r.GetKernelMaps() != pb.Ability_ABILITY_YES || len(r.GetProblems()) > 0 {
 			t.Errorf("reported that the kernel maps legs in trees: %v, problems %v", r.GetKernelMaps(), r.GetProblems())
 		}
 		if n := len(w.exported().Subsystems); n != map[bool]int{true: 1}[kernel] {

@@ -39,9 +39,9 @@ type seen struct {
 	busy func(block.NQN) bool
 	// authenticates is whether hosts can be made to prove their identity.
 	authenticates pb.Ability
-	// kernelMaps is whether the kernel can map legs in trees that nobody writes, and refused why it never can one;
+	// kernelMaps is whether the kernel can map legs in trees that nobody writes, and refused why it does not one;
 	// nil: nothing is known of any.
-	kernelMaps bool
+	kernelMaps pb.Ability
 	refused    func(block.LegID) string
 	// integrity is whether legs with checksums can be kept.
 	integrity bool

@@ -78,12 +78,13 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 	offer(by, s, e)
 }
 
-// undecidedIn reports whether the kernel has not got all legs in trees of an export that it is to have. If it refuses
+// undecidedIn reports whether the kernel has not got all legs in trees of an export that it can have. If it refuses
 // one, all of them are the process's: no host is to find some of them in the kernel before.
 func (p *planner) undecidedIn(e wantedExport) bool {
 	return slices.ContainsFunc(e.namespaces, func(ns wantedNamespace) bool {
 		i := slices.IndexFunc(p.want.legs, func(w wantedLeg) bool { return w.id == ns.leg })
-		return i >= 0 && p.want.legs[i].GetInKernel() && p.kernels(p.want.legs[i]) && !p.ready[ns.leg]
+		record := p.record(ns.leg)
+		return i >= 0 && p.want.legs[i].GetInKernel() && p.kernels(p.want.legs[i]) && !p.ready[ns.leg] && record != nil && drive.Ready(record)
 	})
 }
 

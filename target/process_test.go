@@ -293,7 +293,7 @@ func TestLegsInTreesThatTheKernelMaps(t *testing.T) {
 		"both, with a tree that stopped":    {frozen: true, mapped: []dm.State{mapped(1, kernels), mapped(2, kernels)}, named: true, tree: &userspace.TreeSeen{Idle: true, Err: "a flush has failed"}, orders: []string{"open tree"}, exports: 1},
 		"in the process before":             {frozen: true, mapped: []dm.State{mapped(1, processs)}, named: true, tree: &userspace.TreeSeen{}, orders: []string{"remove process=false", "create process=false"}},
 		"refused":                           {frozen: true, refused: "its data is in too many pieces", refuses: "its data is in too many pieces"},
-		"refused, and written by hosts now": {refused: "its data is in too many pieces"},
+		"refused, and written by hosts now": {refused: "its data is in too many pieces", refuses: "its data is in too many pieces"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := inKernel(c.frozen)

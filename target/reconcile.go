@@ -217,7 +217,10 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	s.authenticates = r.authenticates(r.agent.currentWanted() != nil)
 	s.beside = r.process != nil
 	if rows := r.agent.kernel.rows; rows != nil && r.agent.currentWanted() != nil { // finding out makes devices for a moment
-		s.kernelMaps, s.refused = rows.Able() == nil, rows.Refused
+		s.kernelMaps, s.refused = pb.Ability_ABILITY_NO, rows.Refused
+		if rows.Able() == nil {
+			s.kernelMaps = pb.Ability_ABILITY_YES
+		}
 	}
 	s.integrity, s.readOnly = r.agent.kernel.integrity, r.agent.kernel.readOnly
 	if r.agent.kernel.refusals != nil {

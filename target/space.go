@@ -144,17 +144,18 @@ func (p *planner) misfit(w wantedLeg, d driveSeen) string {
 // keepTree has the tree of a leg in the kernel open, again if it has stopped.
 func (p *planner) keepTree(w wantedLeg, d driveSeen) {
 	tree, open := d.trees[w.GetTreeId()]
-	if _, mapped := p.seen.mapped[w.id]; p.kernels(w) && mapped && (!open || tree.Err != "" && tree.Idle) {
+	state, mapped := p.seen.mapped[w.id]
+	if number, _, inTree := userspace.TreeOf(state.Table); p.kernels(w) && mapped && inTree && number == d.number && (!open || tree.Err != "" && tree.Idle) {
 		p.order(keepTree{w.drive, w.GetTreeId()})
 	}
 }
 
-// refuses says, and reports, that the kernel can never map a leg that it is to serve.
+// refuses reports that the kernel does not map a leg, and says so if it is to.
 func (p *planner) refuses(w wantedLeg, report *pb.LegReport) string {
-	if p.kernels(w) && w.GetInKernel() && p.seen.refused != nil {
+	if p.seen.refused != nil {
 		report.KernelRefuses = p.seen.refused(w.id)
 	}
-	if report.KernelRefuses == "" {
+	if report.KernelRefuses == "" || !p.kernels(w) || !w.GetInKernel() {
 		return ""
 	}
 	return "the kernel cannot map it: " + report.KernelRefuses

@@ -571,7 +571,7 @@ func targetReport(r *pb.TargetReport) (out cluster.TargetReport, err error) {
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
 		Portals: fromPortals(r.Portals), ProcessPortals: fromPortals(r.ProcessPortals), Generation: r.Generation, Problems: list(r.Problems, fromProblem), Stopping: r.Stopping, ProcessStops: r.ProcessStops,
 		Integrity: r.Integrity, Thin: r.Thin, Authenticates: fromEnum[cluster.Ability](r.Authenticates, abilityPrefix), Refusals: fromRefusals(r.Refusals),
-		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies, KernelMaps: r.KernelMaps,
+		HandsOver: r.HandsOver, Snapshots: r.Snapshots, PlainSnapshots: r.PlainSnapshots, Copies: r.Copies, KernelMaps: fromEnum[cluster.Ability](r.KernelMaps, abilityPrefix),
 	}
 	if out.ClusterID, err = maybe("cluster_id", r.ClusterId, block.ParseClusterID); err != nil {
 		return out, err

@@ -864,8 +864,8 @@ type TargetReport struct {
 	// Where hosts reach the legs that the kernel's target cannot serve, so the agent's process does: those in
 	// trees and those with checksums. Empty: all legs are served at portals.
 	ProcessPortals []*Portal `protobuf:"bytes,28,rep,name=process_portals,json=processPortals,proto3" json:"process_portals,omitempty"`
-	ProcessStops   bool      `protobuf:"varint,29,opt,name=process_stops,json=processStops,proto3" json:"process_stops,omitempty"` // as stopping, of the exports at process_portals alone
-	KernelMaps     bool      `protobuf:"varint,30,opt,name=kernel_maps,json=kernelMaps,proto3" json:"kernel_maps,omitempty"`       // with process_portals: the kernel can map legs in trees that nobody writes
+	ProcessStops   bool      `protobuf:"varint,29,opt,name=process_stops,json=processStops,proto3" json:"process_stops,omitempty"`                // as stopping, of the exports at process_portals alone
+	KernelMaps     Ability   `protobuf:"varint,30,opt,name=kernel_maps,json=kernelMaps,proto3,enum=weft.v1.Ability" json:"kernel_maps,omitempty"` // with process_portals: the kernel can map legs in trees that nobody writes
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1103,11 +1103,11 @@ func (x *TargetReport) GetProcessStops() bool {
 	return false
 }
 
-func (x *TargetReport) GetKernelMaps() bool {
+func (x *TargetReport) GetKernelMaps() Ability {
 	if x != nil {
 		return x.KernelMaps
 	}
-	return false
+	return Ability_ABILITY_UNSPECIFIED
 }
 
 // Refusals are the connections whose hosts had to prove their identity and did not, since the
@@ -1810,7 +1810,7 @@ type LegReport struct {
 	// Of a leg that is copied from another target: what was written to it so far; zeroed_bytes is up to where
 	// it is copied.
 	CopiedBytes   uint64 `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
-	KernelRefuses string `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg that is to be in_kernel: why it never can be
+	KernelRefuses string `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg in a tree: why it cannot be in_kernel
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6444,7 +6444,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03sum\x18\x04 \x01(\x04R\x03sum\"3\n" +
 	"\x05Piece\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
-	"\acontent\x18\x02 \x01(\fR\acontent\"\x8c\t\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\x9e\t\n" +
 	"\fTargetReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x129\n" +
 	"\x06labels\x18\x02 \x03(\v2!.weft.v1.TargetReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6481,8 +6481,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fplain_snapshots\x18\x1a \x01(\bR\x0eplainSnapshots\x12\x16\n" +
 	"\x06copies\x18\x1b \x01(\bR\x06copies\x128\n" +
 	"\x0fprocess_portals\x18\x1c \x03(\v2\x0f.weft.v1.PortalR\x0eprocessPortals\x12#\n" +
-	"\rprocess_stops\x18\x1d \x01(\bR\fprocessStops\x12\x1f\n" +
-	"\vkernel_maps\x18\x1e \x01(\bR\n" +
+	"\rprocess_stops\x18\x1d \x01(\bR\fprocessStops\x121\n" +
+	"\vkernel_maps\x18\x1e \x01(\x0e2\x10.weft.v1.AbilityR\n" +
 	"kernelMaps\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -7215,119 +7215,120 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	0,   // 11: weft.v1.TargetReport.authenticates:type_name -> weft.v1.Ability
 	14,  // 12: weft.v1.TargetReport.refusals:type_name -> weft.v1.Refusals
 	75,  // 13: weft.v1.TargetReport.process_portals:type_name -> weft.v1.Portal
-	18,  // 14: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
-	16,  // 15: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
-	78,  // 16: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
-	78,  // 17: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
-	78,  // 18: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
-	78,  // 19: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
-	19,  // 20: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
-	79,  // 21: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
-	80,  // 22: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
-	71,  // 23: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
-	81,  // 24: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
-	82,  // 25: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
-	30,  // 26: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	31,  // 27: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	21,  // 28: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	34,  // 29: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	10,  // 30: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	24,  // 31: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
-	25,  // 32: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	78,  // 33: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	75,  // 34: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	35,  // 35: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
-	23,  // 36: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	76,  // 37: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	72,  // 38: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	75,  // 39: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	27,  // 40: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
-	75,  // 41: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
-	28,  // 42: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
-	73,  // 43: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
-	29,  // 44: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
-	78,  // 45: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	19,  // 46: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	79,  // 47: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	32,  // 48: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
-	1,   // 49: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	33,  // 50: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
-	75,  // 51: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
-	83,  // 52: weft.v1.CopySource.host:type_name -> weft.v1.Host
-	35,  // 53: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
-	83,  // 54: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	36,  // 55: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	35,  // 56: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	74,  // 57: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	83,  // 58: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	40,  // 59: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	77,  // 60: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	38,  // 61: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	10,  // 62: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	39,  // 63: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	2,   // 64: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	50,  // 65: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	49,  // 66: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	48,  // 67: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	43,  // 68: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	44,  // 69: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	42,  // 70: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	41,  // 71: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	46,  // 72: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	46,  // 73: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	45,  // 74: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	47,  // 75: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	47,  // 76: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	3,   // 77: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	4,   // 78: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	5,   // 79: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	6,   // 80: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	52,  // 81: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	10,  // 82: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	80,  // 83: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	84,  // 84: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	55,  // 85: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	54,  // 86: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	53,  // 87: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	85,  // 88: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	45,  // 89: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	86,  // 90: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	87,  // 91: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	75,  // 92: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	35,  // 93: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	83,  // 94: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	57,  // 95: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	7,   // 96: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	81,  // 97: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	60,  // 98: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,   // 99: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	63,  // 100: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	64,  // 101: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	64,  // 102: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	64,  // 103: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	64,  // 104: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	64,  // 105: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	67,  // 106: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
-	9,   // 107: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	69,  // 108: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
-	88,  // 109: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
-	13,  // 110: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	37,  // 111: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	56,  // 112: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	59,  // 113: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	62,  // 114: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	68,  // 115: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 116: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	51,  // 117: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	58,  // 118: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	61,  // 119: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	65,  // 120: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	66,  // 121: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	116, // [116:122] is the sub-list for method output_type
-	110, // [110:116] is the sub-list for method input_type
-	110, // [110:110] is the sub-list for extension type_name
-	110, // [110:110] is the sub-list for extension extendee
-	0,   // [0:110] is the sub-list for field type_name
+	0,   // 14: weft.v1.TargetReport.kernel_maps:type_name -> weft.v1.Ability
+	18,  // 15: weft.v1.DriveReport.legs:type_name -> weft.v1.LegLabel
+	16,  // 16: weft.v1.DriveReport.trees:type_name -> weft.v1.TreeLabel
+	78,  // 17: weft.v1.DriveReport.reserve:type_name -> weft.v1.Extent
+	78,  // 18: weft.v1.TreeLabel.extents:type_name -> weft.v1.Extent
+	78,  // 19: weft.v1.ReserveLabel.extents:type_name -> weft.v1.Extent
+	78,  // 20: weft.v1.LegLabel.extents:type_name -> weft.v1.Extent
+	19,  // 21: weft.v1.LegLabel.volume:type_name -> weft.v1.VolumeLabel
+	79,  // 22: weft.v1.LegLabel.image:type_name -> weft.v1.ImageKind
+	80,  // 23: weft.v1.VolumeLabel.layout:type_name -> weft.v1.Layout
+	71,  // 24: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
+	81,  // 25: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
+	82,  // 26: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
+	30,  // 27: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	31,  // 28: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	21,  // 29: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	34,  // 30: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	10,  // 31: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	24,  // 32: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	25,  // 33: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	78,  // 34: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	75,  // 35: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	35,  // 36: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	23,  // 37: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	76,  // 38: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	72,  // 39: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	75,  // 40: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	27,  // 41: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
+	75,  // 42: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
+	28,  // 43: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
+	73,  // 44: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
+	29,  // 45: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
+	78,  // 46: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	19,  // 47: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	79,  // 48: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	32,  // 49: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
+	1,   // 50: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
+	33,  // 51: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
+	75,  // 52: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
+	83,  // 53: weft.v1.CopySource.host:type_name -> weft.v1.Host
+	35,  // 54: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
+	83,  // 55: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	36,  // 56: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	35,  // 57: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	74,  // 58: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	83,  // 59: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	40,  // 60: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	77,  // 61: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	38,  // 62: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 63: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	39,  // 64: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 65: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	50,  // 66: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	49,  // 67: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	48,  // 68: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	43,  // 69: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	44,  // 70: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	42,  // 71: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	41,  // 72: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	46,  // 73: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	46,  // 74: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	45,  // 75: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	47,  // 76: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	47,  // 77: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 78: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 79: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 80: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 81: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	52,  // 82: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 83: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	80,  // 84: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	84,  // 85: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	55,  // 86: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	54,  // 87: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	53,  // 88: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	85,  // 89: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	45,  // 90: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	86,  // 91: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	87,  // 92: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	75,  // 93: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	35,  // 94: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	83,  // 95: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	57,  // 96: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 97: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	81,  // 98: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	60,  // 99: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 100: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	63,  // 101: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	64,  // 102: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	64,  // 103: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	64,  // 104: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	64,  // 105: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	64,  // 106: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	67,  // 107: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 108: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	69,  // 109: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	88,  // 110: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 111: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	37,  // 112: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	56,  // 113: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	59,  // 114: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	62,  // 115: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	68,  // 116: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 117: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	51,  // 118: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	58,  // 119: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	61,  // 120: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	65,  // 121: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	66,  // 122: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	117, // [117:123] is the sub-list for method output_type
+	111, // [111:117] is the sub-list for method input_type
+	111, // [111:111] is the sub-list for extension type_name
+	111, // [111:111] is the sub-list for extension extendee
+	0,   // [0:111] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }

@@ -3,21 +3,17 @@
 package userspace
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
-	"weft.dev/weft/target/drive"
 	"weft.dev/weft/target/mapped"
 )
 
@@ -46,9 +42,15 @@ type Rows struct {
 	settled map[string]bool
 	left    map[string]bool // devices that could not be removed
 	failed  map[block.LegID]int
-	refused map[block.LegID]string
-	probed  bool
+	refused map[block.LegID]refusal
+	probed  time.Time
 	able    error
+}
+
+// refusal is why the kernel does not get a leg, until then.
+type refusal struct {
+	why   string
+	until time.Time
 }
 
 // KernelMapper is the kernel's device mapper; *dm.Client.
@@ -65,15 +67,16 @@ const (
 	RowsPrefix = "weft-rows-"
 	// mostRows bounds what the kernel's memory holds for a leg: a row takes about 250 bytes there.
 	mostRows = 1 << 16
-	// mostFailures is how often the kernel may fail to create a leg before it counts as refused.
+	// mostFailures is how often the kernel may fail to create a leg before it counts as refused, for refusedFor.
 	mostFailures = 5
+	refusedFor   = 10 * time.Minute
 )
 
 // InKernel has the kernel map legs on these drives, which must not be in use yet. Open is called until it succeeds;
 // its error is fs.ErrNotExist where there is no device mapper, and so no leg in it.
 func (d *Drives) InKernel(open func() (KernelMapper, error)) *Rows {
 	d.rows = &Rows{
-		open: open, drives: d, most: mostRows, settled: map[string]bool{}, left: map[string]bool{}, failed: map[block.LegID]int{}, refused: map[block.LegID]string{},
+		open: open, drives: d, most: mostRows, settled: map[string]bool{}, left: map[string]bool{}, failed: map[block.LegID]int{}, refused: map[block.LegID]refusal{},
 		settle: func(n block.DeviceNumber) error { return dm.WriteThrough(d.root, n) },
 	}
 	return d.rows
@@ -118,7 +121,6 @@ func (r *Rows) Devices(prefix string) ([]dm.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	var gone []string // meanwhile
 	for i := range all {
 		s := &all[i]
 		name, n, tree, ok := parseUUID(s.UUID)
@@ -131,14 +133,11 @@ func (r *Rows) Devices(prefix string) ([]dm.State, error) {
 			continue
 		}
 		s.Table = MappedTable(n, tree, id, s.Table.Size())
-		if err := r.settleOnce(s.Info); err != nil {
-			if _, why := kernel.Info(s.Name); !dm.NotFound(why) {
-				return nil, fmt.Errorf("%s: %w", s.Name, err)
-			}
-			gone = append(gone, s.Name)
+		if err := r.settleOnce(s.Info); err != nil { // or it is gone
+			r.drives.log.Debug("flushes reach a device that fails them", "device", s.Name, "err", err)
 		}
 	}
-	return slices.DeleteFunc(all, func(s dm.State) bool { return slices.Contains(gone, s.Name) }), nil
+	return all, nil
 }
 
 // settleOnce settles a leg's device, also that of an earlier process.
@@ -182,42 +181,50 @@ func (r *Rows) Do(s dm.Step) error {
 	return nil
 }
 
-// Refused says why a leg cannot be mapped by the kernel, so that it has to be served by this process; empty if
-// nothing is known to keep it.
+// Refused says why a leg is not mapped by the kernel, so that it has to be served by this process; empty if nothing
+// keeps it. What may pass counts for a while.
 func (r *Rows) Refused(leg block.LegID) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.refused[leg]
+	if no := r.refused[leg]; no.until.IsZero() || time.Now().Before(no.until) {
+		return no.why
+	}
+	delete(r.refused, leg)
+	return ""
 }
 
-// note counts failures to create a leg. Some can only be repeated. A leg that this process still has open is none.
-func (r *Rows) note(leg block.LegID, err error) {
+// note counts the kernel's failures to create a leg. For good is what lies in the leg.
+func (r *Rows) note(leg block.LegID, kernels, forGood error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case err == nil:
+	case forGood != nil:
+		r.refused[leg] = refusal{why: forGood.Error()}
+	case kernels == nil:
 		delete(r.failed, leg)
-	case errors.Is(err, mapped.ErrInUse):
 	default:
-		r.failed[leg]++
-		if r.failed[leg] >= mostFailures || errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) || errors.Is(err, errNotAble) {
-			r.refused[leg] = err.Error()
+		if r.failed[leg]++; r.failed[leg] >= mostFailures || errors.Is(kernels, errNotAble) {
+			r.refused[leg] = refusal{kernels.Error(), time.Now().Add(refusedFor)}
+			delete(r.failed, leg)
 		}
 	}
 }
 
 func (r *Rows) create(kernel KernelMapper, n block.DeviceNumber, tree string, leg block.LegID, s dm.Step) error {
-	err := r.Able()
-	if err == nil {
-		err = r.drives.pin(n, tree, leg, func(t *mapped.Tree) error {
-			rows, err := t.Rows(leg.UUID, s.Device.Table.Size(), r.most)
-			if err != nil {
-				return err
-			}
-			return r.stack(kernel, leg, uuidOf("", n, tree), tableOf(n, rows), s.Device)
-		})
+	if err := r.Able(); err != nil {
+		if errors.Is(err, errNotAble) {
+			r.note(leg, err, nil)
+		}
+		return err
 	}
-	r.note(leg, err)
+	err := r.drives.pin(n, tree, leg, s.Device.Table.Size(), r.most, func(rows []mapped.Row) error {
+		err := r.stack(kernel, leg, uuidOf("", n, tree), tableOf(n, rows), s.Device)
+		r.note(leg, err, nil)
+		return err
+	})
+	if errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) {
+		r.note(leg, nil, err)
+	}
 	return err
 }
 
@@ -297,20 +304,28 @@ func (r *Rows) remove(kernel KernelMapper, s dm.Step) error {
 	if err := r.drop(kernel, s.Device.Name); err != nil {
 		return err
 	}
-	name := strings.TrimPrefix(s.Device.Name, legPrefix)
-	info, err := kernel.Info(RowsPrefix + name)
-	if dm.NotFound(err) {
+	lower := RowsPrefix + strings.TrimPrefix(s.Device.Name, legPrefix)
+	n, tree, leg, ok := parseMapped(s.Device.Table)
+	if !ok { // it is plain, or had no table yet
+		info, err := kernel.Info(lower)
+		if dm.NotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", s.Op, s.Device.Name, err)
+		}
+		var name string
+		name, n, tree, _ = parseUUID(info.UUID)
+		leg, _ = block.ParseLegID(strings.TrimPrefix(name, RowsPrefix)) //nolint:errcheck // zero is no leg of any tree
+	}
+	err := r.drives.unpin(n, tree, leg, func() error {
+		if err := r.drop(kernel, lower); err != nil && !dm.NotFound(err) {
+			return err
+		}
 		return nil
-	}
-	if err == nil {
-		err = r.drop(kernel, info.Name)
-	}
+	})
 	if err != nil {
-		return fmt.Errorf("%s %s: %w", s.Op, s.Device.Name, err)
-	}
-	leg, err := block.ParseLegID(name)
-	if _, n, tree, ok := parseUUID(info.UUID); ok && err == nil {
-		r.drives.unpin(n, tree, leg)
+		return fmt.Errorf("%s %s: %w", s.Op, lower, err)
 	}
 	return nil
 }
@@ -361,8 +376,8 @@ func (r *Rows) of(n block.DeviceNumber) (trees map[block.LegID]string, err error
 // errNotAble is an error of a kernel that lacks something.
 var errNotAble = errors.New("it cannot")
 
-// Able reports whether the kernel can map legs in trees, and why not. It finds out once, with devices that it
-// removes again.
+// Able reports whether the kernel can map legs in trees, and why not. It finds out with devices that it removes
+// again, and looks anew now and then if it cannot: a module may have been installed.
 func (r *Rows) Able() error {
 	kernel, err := r.mapper()
 	if err != nil {
@@ -370,9 +385,8 @@ func (r *Rows) Able() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.probed {
-		r.able = probe(kernel, r.settle)
-		r.probed = r.able == nil || errors.Is(r.able, errNotAble)
+	if r.probed.IsZero() || r.able != nil && time.Since(r.probed) >= refusedFor {
+		r.able, r.probed = probe(kernel, r.settle), time.Now()
 	}
 	return r.able
 }
@@ -410,158 +424,4 @@ func probe(kernel KernelMapper, settle func(block.DeviceNumber) error) error {
 		}
 	}
 	return errors.Join(err, remove())
-}
-
-// Keep opens a tree of which the kernel has legs, so that its space is known and given back where that can be. It
-// stays open until it has none.
-func (d *Disk) Keep(tree string) error {
-	return d.inTurn(func() error { return d.held.within(tree, func(*openTree) error { return nil }) })
-}
-
-// leaveTrees closes the trees that are kept, side by side. The process ends, and no leg is in use any more. When ctx
-// ends, those on drives that hang go on being closed.
-func (d *Drives) leaveTrees(ctx context.Context) error {
-	d.mu.Lock()
-	all := slices.Collect(maps.Values(d.held))
-	d.mu.Unlock()
-	ends := make(chan error, len(all))
-	for _, h := range all {
-		go func() { ends <- h.leaveKept() }()
-	}
-	var errs []error
-	for range all {
-		select {
-		case err := <-ends:
-			errs = append(errs, err)
-		case <-ctx.Done():
-			return errors.Join(append(errs, fmt.Errorf("a tree is still open: %w", context.Cause(ctx)))...)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// leaveKept closes the trees that are open for their pins alone.
-func (h *held) leaveKept() error {
-	h.trees.turn <- struct{}{}
-	defer func() { <-h.trees.turn }()
-	h.trees.mu.Lock()
-	open := maps.Clone(h.trees.open)
-	h.trees.mu.Unlock()
-	var errs []error
-	for name, t := range open {
-		if len(t.legs) == 0 && !t.reclaiming {
-			errs = append(errs, h.shut(name, t))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// pin has a leg's data stay where it is, and then calls do with its tree, in the drive's turn: the tree is not
-// opened by anybody else before do has left a trace of the pin in the kernel. If do fails, there is no pin.
-func (d *Drives) pin(n block.DeviceNumber, id string, leg block.LegID, do func(*mapped.Tree) error) (retErr error) {
-	device, err := d.Device(n)
-	if err != nil {
-		return err
-	}
-	h := device.(*lent).held
-	defer func() { retErr = errors.Join(retErr, device.Close()) }() // the tree has its own
-	h.trees.turn <- struct{}{}
-	defer func() { <-h.trees.turn }()
-	return h.within(id, func(t *openTree) error {
-		err := h.mark(true)
-		if err == nil {
-			err = t.Pin(leg.UUID)
-		}
-		if err == nil {
-			err = do(t.Tree)
-		}
-		if err != nil {
-			return errors.Join(err, h.keepPins(id, t)) // it may be there all the same
-		}
-		return nil
-	})
-}
-
-// mark has the drive's label say whether the kernel may read its trees.
-func (h *held) mark(pinned bool) error {
-	label := h.label.Load()
-	if label == nil {
-		return fs.ErrClosed
-	}
-	if label.Label().Pinned == pinned {
-		return nil
-	}
-	return label.Update(func(l *drive.Label) error { l.Pinned = pinned; return nil })
-}
-
-// unpin lets go of a leg. If its drive or its tree is not open, there is nothing to be let go of.
-func (d *Drives) unpin(n block.DeviceNumber, id string, leg block.LegID) {
-	d.mu.Lock()
-	h := d.held[n]
-	d.mu.Unlock()
-	if h == nil {
-		return
-	}
-	h.trees.turn <- struct{}{}
-	defer func() { <-h.trees.turn }()
-	if t := h.trees.get(id); t != nil {
-		h.unpin(id, t, leg)
-	}
-}
-
-// unpin lets go of a leg, and has what was deleted meanwhile given back. The caller has the turn.
-func (h *held) unpin(name string, t *openTree, leg block.LegID) {
-	t.Unpin(leg.UUID)
-	if t.Reclaimable() {
-		h.reclaim(name, t)
-	}
-	if err := errors.Join(h.unmark(), h.closeTree(name)); err != nil {
-		h.drives.log.Warn("a tree that the kernel has read is not let go of", "tree", name, "err", err)
-	}
-}
-
-// unmark has the label say that the kernel reads nothing, if it does not. The caller has the turn.
-func (h *held) unmark() error {
-	legs, err := h.drives.rows.of(h.number)
-	if err != nil || len(legs) > 0 {
-		return err
-	}
-	return h.mark(false)
-}
-
-// keepPins has those legs of an open tree pinned of which the kernel has rows, and no others. The caller has the turn.
-func (h *held) keepPins(name string, t *openTree) error {
-	if h.drives.rows == nil {
-		return nil
-	}
-	trees, err := h.drives.rows.of(h.number)
-	if err != nil {
-		return fmt.Errorf("legs of tree %s in the kernel: %w", name, err)
-	}
-	for _, object := range t.Pinned() {
-		if trees[block.LegID{UUID: object}] != name {
-			t.Unpin(object)
-		}
-	}
-	for leg, in := range trees {
-		if in == name {
-			err = cmp.Or(err, t.Pin(leg.UUID))
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("legs of tree %s in the kernel: %w", name, err)
-	}
-	if h.trees.get(name) == t && t.Reclaimable() {
-		h.reclaim(name, t)
-	}
-	return nil
-}
-
-// kernelHas reports whether the kernel has legs of a tree. The caller has the turn.
-func (h *held) kernelHas(name string) (bool, error) {
-	if h.drives.rows == nil {
-		return false, nil
-	}
-	trees, err := h.drives.rows.of(h.number)
-	return slices.Contains(slices.Collect(maps.Values(trees)), name), err
 }

@@ -28,9 +28,10 @@ type fakeMapper struct {
 	devices map[string]*dm.State
 	flushes map[string]bool // devices whose flushes reach their tables
 	minor   uint32
-	lacks   string // a target's type
-	left    int    // changes that still succeed; -1: all
-	busy    string // a device that somebody has open
+	lacks   string            // a target's type
+	left    int               // changes that still succeed; -1: all
+	busy    string            // a device that somebody has open
+	removed func(name string) // is called after each removal
 }
 
 var errKilled = errors.New("the process is dead")
@@ -102,6 +103,9 @@ func (k *fakeMapper) Do(s dm.Step) error {
 	}
 	k.left = max(k.left-1, -1)
 	delete(k.devices, name)
+	if k.removed != nil {
+		k.removed(name)
+	}
 	return nil
 }
 
@@ -316,6 +320,55 @@ func TestTheLabelSaysThatTheKernelReads(t *testing.T) {
 	pinned(true, "with one leg")
 	must(t, p.rows.Do(p.kernelStep(t, dm.OpRemove, tuesday)))
 	pinned(false, "with none")
+
+	p.rows.most = 0
+	if err := p.rows.Do(p.kernelStep(t, dm.OpCreate, monday)); err == nil {
+		t.Error("created without any row")
+	}
+	pinned(false, "of a leg that is refused")
+	p.rows.most = mostRows
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpCreate, tuesday)))
+	p.end(t)
+	p.start(t)
+	p.open(t)
+	pinned(true, "without a process")
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpRemove, tuesday))) // its tree is not open
+	pinned(false, "removed by the next process")
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpCreate, tuesday)))
+	p.end(t)
+	clear(p.kernel.devices) // the machine has booted
+	p.start(t)
+	p.open(t)
+	p.holds(t, tuesday, "abaa-")
+	pinned(false, "after a boot")
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpCreate, tuesday)))
+	p.end(t)
+	clear(p.kernel.devices)
+	p.kernel = nil // the process serves alone
+	p.start(t)
+	p.open(t)
+	p.holds(t, tuesday, "abaa-")
+	pinned(false, "in user space")
+	p.end(t)
+}
+
+// Another leg of the drive is removed in the middle of this one's removal, and takes what is under this one along.
+func TestALegIsLetGoOfWhoeverRemovesItsRows(t *testing.T) {
+	p := inKernel(t)
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpCreate, monday)))
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpCreate, tuesday)))
+	p.kernel.removed = func(name string) {
+		if name == legPrefix+tuesday.String() {
+			p.kernel.removed = nil
+			must(t, p.rows.Do(p.kernelStep(t, dm.OpRemove, monday)))
+		}
+	}
+	must(t, p.rows.Do(p.kernelStep(t, dm.OpRemove, tuesday)))
+	if left := p.kernel.names(); len(left) > 0 || p.rows.unsure() {
+		t.Errorf("%v are left, unsure: %v", left, p.rows.unsure())
+	}
+	p.holds(t, tuesday, "abaa-")
+	must(t, errors.Join(p.disk.FreeLeg(monday), p.disk.FreeLeg(tuesday)))
 	p.end(t)
 }
 

@@ -42,7 +42,7 @@ type TargetReport struct {
 	Problems       []Problem
 	Stopping       bool // its exports are about to end: see upkeep.go
 	// KernelMaps: the kernel can map legs in trees that nobody writes; see Volume.InKernel.
-	KernelMaps bool
+	KernelMaps Ability
 	// ProcessStops: those at ProcessPortals are; the kernel's stay.
 	ProcessStops bool
 	// Authenticates: whether it can demand that hosts prove their identity.
@@ -149,7 +149,7 @@ type LegReport struct {
 	FlatWaits string
 	// Of a leg that is copied from another target: what was written to it so far. Zeroed is up to where.
 	Copied block.Size
-	// Of a leg that the kernel is to serve in place of a process: why it never can.
+	// Of a leg in a tree: why the kernel does not serve it in place of a process.
 	KernelRefuses string
 }
 
@@ -430,8 +430,8 @@ type target struct {
 	report *TargetReport // the newest, without the lists that follow
 	// refusedAt is when an event last told of refused hosts.
 	refusedAt time.Time
-	// refuses are the legs that its kernel cannot map; see Volume.InKernel.
-	refuses map[block.LegID]bool
+	// refuses are the legs of which it has said since kernelRefuses looked that its kernel does not map them.
+	refuses []block.LegID
 
 	devices  []Device
 	drives   map[block.DriveID]DriveReport // replaced by each report that changes it
@@ -455,18 +455,17 @@ func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
 	if c.Partial {
 		on.drives = maps.Clone(on.drives)
 	} else {
-		*on = target{by: on.by, agent: on.agent, refusedAt: on.refusedAt, refuses: map[block.LegID]bool{}, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
+		*on = target{by: on.by, agent: on.agent, refusedAt: on.refusedAt, drives: map[block.DriveID]DriveReport{}, compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
 	}
 	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
 	for _, l := range r.Legs {
 		serving = serving || on.legs.Get(l.Leg).Error != l.Error
-		on.legs.Set(on.by, l.Leg, l)
-		if delete(on.refuses, l.Leg); l.KernelRefuses != "" {
-			on.refuses[l.Leg] = true
+		if l.KernelRefuses != "" && on.legs.Get(l.Leg).KernelRefuses == "" {
+			on.refuses = append(on.refuses, l.Leg)
 		}
+		on.legs.Set(on.by, l.Leg, l)
 	}
 	for _, id := range c.Gone.Legs {
-		delete(on.refuses, id)
 		serving = serving || on.legs.Get(id).Error != ""
 		on.legs.Delete(on.by, id)
 	}
@@ -999,7 +998,7 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 
 func (o *observedTarget) target(s *State) *target {
 	on := &target{by: s.by, agent: o.Agent.agent(), report: o.Report, devices: o.Devices, drives: map[block.DriveID]DriveReport{}, strays: o.Strays, unknown: o.Unknown,
-		compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}, refuses: map[block.LegID]bool{}}
+		compared: map[block.DriveID]uint64{}, relabelled: map[block.DriveID][]evidence.LegLabel{}}
 	for id, d := range o.Drives {
 		on.drives[id] = d
 		for i := range d.Legs {
@@ -1008,9 +1007,6 @@ func (o *observedTarget) target(s *State) *target {
 	}
 	for _, l := range o.Legs {
 		on.legs.Set(on.by, l.Leg, l)
-		if l.KernelRefuses != "" {
-			on.refuses[l.Leg] = true
-		}
 	}
 	for id, epoch := range o.Admitted {
 		on.admitted.Set(on.by, id, epoch)

@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	atKernel  = []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}}
+	atKernel  = []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}, {Transport: block.TCP, Address: "192.0.2.1", Port: 4420}}
 	atProcess = []block.Portal{{Transport: block.TCP, Address: "192.0.2.1", Port: 4422}}
 )
 
@@ -39,6 +39,7 @@ func newProcessWorld(t *testing.T) *snapWorld {
 func besideKernel(r *TargetReport) {
 	r.Portals, r.ProcessPortals = atKernel, atProcess
 	r.Thin, r.Snapshots, r.PlainSnapshots, r.Copies = false, false, false, false
+	r.KernelMaps = AbilityUnknown
 }
 
 // links are the legs of a volume as its host is told of them.
@@ -187,7 +188,7 @@ func TestAFailedFlushOfTheProcessHasTheKernelsLegsCopiedWhole(t *testing.T) {
 func newFrozenWorld(t *testing.T) *snapWorld {
 	w := newProcessWorld(t)
 	for _, x := range w.targets {
-		x.says = func(r *TargetReport) { besideKernel(r); r.KernelMaps = true }
+		x.says = func(r *TargetReport) { besideKernel(r); r.KernelMaps = AbilityYes }
 	}
 	w.settle()
 	if err := w.take("mon", "db1"); err != nil {
@@ -275,7 +276,7 @@ func TestTheKernelServesWhatNobodyWrites(t *testing.T) {
 	check("sealed", "db1", byKernel)
 }
 
-// A kernel that cannot map a leg leaves it to the process, then and later.
+// A leg that the kernel does not map is the process's, then and later.
 func TestWhatAKernelRefusesIsTheProcesss(t *testing.T) {
 	w := newFrozenWorld(t)
 	w.must(Attach{Volume: "db1@mon", Node: "c1"})
@@ -285,8 +286,8 @@ func TestWhatAKernelRefusesIsTheProcesss(t *testing.T) {
 	x.says = func(r *TargetReport) {
 		before(r)
 		for i := range r.Legs {
-			if l := &r.Legs[i]; l.Leg == refused.ID && w.volume("db1@mon").Legs[0].KernelRefuses == "" {
-				l.KernelRefuses, l.Ready = "its data is in too many pieces", false
+			if l := &r.Legs[i]; l.Leg == refused.ID {
+				l.KernelRefuses = "its data is in too many pieces"
 			}
 		}
 	}
@@ -322,8 +323,9 @@ func TestAKernelThatCannotDoItAnyMore(t *testing.T) {
 	x := w.targets[l.Node]
 	x.says = func(r *TargetReport) {
 		besideKernel(r)
+		r.KernelMaps = AbilityNo
 		for i := range r.Legs {
-			if r.Legs[i].Leg == l.ID && w.volume("db1@mon").inKernel(l.Node) {
+			if r.Legs[i].Leg == l.ID {
 				r.Legs[i].KernelRefuses = "it cannot: it lacks dm-flakey"
 			}
 		}
@@ -332,19 +334,40 @@ func TestAKernelThatCannotDoItAnyMore(t *testing.T) {
 	if by := w.servedBy("db1@mon")[l.Node]; by != byProcess {
 		t.Errorf("it is served by: %s; want %s", by, byProcess)
 	}
-	if why := w.volume("db1@mon").leg(l.ID).KernelRefuses; why != "" {
-		t.Errorf("recorded of the leg: %s; the next kernel may be another one", why)
+	x.says = func(r *TargetReport) { besideKernel(r) } // an agent that has just begun does not know yet
+	w.must(TargetReported{Session: 1, Report: w.targetReport(x)})
+	if w.s.nodes[l.Node].KernelMaps {
+		t.Error("the kernel counts as able again")
+	}
+	x.says = func(r *TargetReport) { besideKernel(r); r.KernelMaps = AbilityYes }
+	w.settle()
+	w.must(Detach{Volume: "db1@mon"})
+	w.settle()
+	x.says = func(r *TargetReport) { besideKernel(r) }
+	w.must(TargetReported{Session: 1, Report: w.targetReport(x)})
+	w.must(Attach{Volume: "db1@mon", Node: "c1"})
+	w.settle()
+	if by := w.servedBy("db1@mon")[l.Node]; by != byKernel {
+		t.Errorf("after another boot and an agent that has just begun, it is served by: %s; want %s", by, byKernel)
 	}
 }
 
 func TestWhatTheProcessKeeps(t *testing.T) {
 	for name, change := range map[string]func(*snapWorld, *Volume, *snapTarget){
-		"at an earlier level":            func(w *snapWorld, _ *Volume, _ *snapTarget) { w.s.level = kernelMapsLevel - 1 },
-		"on a kernel that cannot map it": func(_ *snapWorld, _ *Volume, x *snapTarget) { x.says = besideKernel },
-		"a leg that is being copied":     func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Copying = &LegCopy{From: v.Legs[1].ID} },
-		"the source of a copy":           func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[1].Copying = &LegCopy{From: v.Legs[0].ID} },
-		"a leg that is stale":            func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].State = LegStale },
-		"a plain leg that has a tree":    func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Based = true },
+		"at an earlier level": func(w *snapWorld, _ *Volume, _ *snapTarget) { w.s.level = kernelMapsLevel - 1 },
+		"on a kernel that cannot map it": func(_ *snapWorld, _ *Volume, x *snapTarget) {
+			x.says = func(r *TargetReport) { besideKernel(r); r.KernelMaps = AbilityNo }
+		},
+		"where hosts need another network": func(_ *snapWorld, _ *Volume, x *snapTarget) {
+			x.says = func(r *TargetReport) {
+				besideKernel(r)
+				r.KernelMaps, r.Portals = AbilityYes, []block.Portal{{Transport: block.RDMA, Address: "192.0.2.1", Port: 4420}}
+			}
+		},
+		"a leg that is being copied":  func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Copying = &LegCopy{From: v.Legs[1].ID} },
+		"the source of a copy":        func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[1].Copying = &LegCopy{From: v.Legs[0].ID} },
+		"a leg that is stale":         func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].State = LegStale },
+		"a plain leg that has a tree": func(_ *snapWorld, v *Volume, _ *snapTarget) { v.Legs[0].Based = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFrozenWorld(t)

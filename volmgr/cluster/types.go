@@ -30,6 +30,8 @@ type Node struct {
 	InitiatorBoot string `json:"initiator_boot,omitempty"`
 	// What its agents can prove, as they last reported: see Attachment.Proven.
 	TargetAuthenticates    bool `json:"target_authenticates,omitempty"`
+	// KernelMaps: the kernel of its target can map legs in trees that nobody writes.
+	KernelMaps bool `json:"kernel_maps,omitempty"`
 	InitiatorAuthenticates bool `json:"initiator_authenticates,omitempty"`
 	// Stock: it has no initiator agent; its operator connects with Linux's own tools: see stock.go.
 	Stock bool `json:"stock,omitempty"`
@@ -241,8 +243,6 @@ type Leg struct {
 	// SuspectAt is the generation in which it became suspect. A target that has acted on
 	// that generation cannot have lost its power in the same event.
 	SuspectAt uint64 `json:"suspect_at,omitempty"`
-	// KernelRefuses is why the kernel of its target cannot map it; see Volume.InKernel.
-	KernelRefuses string `json:"kernel_refuses,omitempty"`
 	// Loss is the latest reason why the leg may have lost cached writes; empty: its target
 	// rebooted.
 	Loss string `json:"loss,omitempty"`

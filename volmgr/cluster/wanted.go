@@ -318,11 +318,15 @@ func (s *State) abilities(node block.NodeName) abilities {
 	return abilities{r.Thin, r.Integrity, r.Snapshots, r.PlainSnapshots, r.Copies}
 }
 
-// processAt records where a target serves from its process.
+// processAt records where a target serves from its process, and whether its kernel can have some of that.
 func (t *tx) processAt(r *TargetReport) {
 	n := t.nodes.peek(r.Node)
 	if t.level >= processLevel && n != nil && !slices.Equal(n.ProcessPortals, r.ProcessPortals) {
 		t.node(r.Node).ProcessPortals = slices.Clone(r.ProcessPortals)
+	}
+	maps := r.KernelMaps == AbilityYes
+	if t.level >= kernelMapsLevel && n != nil && r.KernelMaps != AbilityUnknown && maps != n.KernelMaps {
+		t.node(r.Node).KernelMaps = maps
 	}
 }
 
@@ -364,15 +368,16 @@ func (l *Leg) frozen() bool {
 	return l.State == LegInSync && l.mapped() && !l.Based && l.Copying == nil
 }
 
-// kernelsFor chooses the targets whose kernels are to serve a volume that hosts only read.
+// kernelsFor chooses the targets whose kernels are to serve a volume that hosts only read. Some hosts know TCP alone,
+// and find the process over TCP wherever its kernel is.
 func (s *State) kernelsFor(v *Volume, mode AttachMode) (nodes []block.NodeName) {
 	if s.level < kernelMapsLevel || mode != AttachSharedReadOnly || !v.unwritten() || v.Layout.Integrity {
 		return nil
 	}
 	for _, node := range v.targets() {
-		n, on := s.nodes[node], s.targets[node]
-		able := n != nil && len(n.ProcessPortals) > 0 && on != nil && on.report != nil && on.report.KernelMaps
-		if able && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return v.needsProcess(&l, node) }) {
+		n := s.nodes[node]
+		able := n != nil && len(n.ProcessPortals) > 0 && n.KernelMaps && slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP })
+		if able && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return s.needsProcess(v, &l, node) }) {
 			nodes = append(nodes, node)
 		}
 	}
@@ -381,46 +386,48 @@ func (s *State) kernelsFor(v *Volume, mode AttachMode) (nodes []block.NodeName) 
 
 // needsProcess reports whether a leg keeps a volume that nobody writes in the process of a target: as one of its legs
 // there, or as a copy that is being made from there.
-func (v *Volume) needsProcess(l *Leg, node block.NodeName) bool {
+func (s *State) needsProcess(v *Volume, l *Leg, node block.NodeName) bool {
 	if l.Copying != nil {
 		if from := v.leg(l.Copying.From); from != nil && from.Node == node {
 			return true
 		}
 	}
-	return l.Node == node && (!l.frozen() || l.KernelRefuses != "")
+	return l.Node == node && (!l.frozen() || s.kernelRefusal(l) != "")
 }
 
-// kernelRefuses has the process of a target serve what its kernel cannot after all. The hosts that have the volume
-// find it at other portals then. A target refuses before it exports anything of a volume that its kernel serves.
+// kernelRefusal is why the kernel of its target does not map a leg, as far as the target has said.
+func (s *State) kernelRefusal(l *Leg) string {
+	if on := s.targets[l.Node]; on != nil {
+		return on.legs.Get(l.ID).KernelRefuses
+	}
+	return ""
+}
+
+// kernelRefuses has the process of a target serve what its kernel does not after all. A target refuses before it
+// exports anything of a volume that its kernel serves. Hosts that have the volume already, as after a reboot of the
+// target with another kernel, find its legs at other portals then.
 func (t *tx) kernelRefuses(node block.NodeName, on *target) {
-	if len(on.refuses) == 0 {
+	refused := on.refuses
+	if on.refuses = nil; len(refused) == 0 {
 		return
 	}
 	for _, id := range sortedIDs(t.s.onNode.Get(node).Keys()) {
 		v := t.peek(id)
-		if v == nil || !v.inKernel(node) {
-			continue
-		}
-		for i := range v.Legs {
-			if l := v.Legs[i]; l.Node == node && on.refuses[l.ID] {
-				v = t.volume(id)
-				if on.report != nil && on.report.KernelMaps { // else it can none
-					v.leg(l.ID).KernelRefuses = on.legs.Get(l.ID).KernelRefuses
-				}
-				v.InKernel = slices.DeleteFunc(v.InKernel, func(n block.NodeName) bool { return n == node })
-			}
+		if v != nil && v.inKernel(node) && slices.ContainsFunc(v.Legs, func(l Leg) bool { return slices.Contains(refused, l.ID) }) {
+			v = t.volume(id)
+			v.InKernel = slices.DeleteFunc(v.InKernel, func(n block.NodeName) bool { return n == node })
 		}
 	}
 }
 
-// explainInKernel says which targets' kernels serve legs in trees, and which cannot.
+// explainInKernel says which targets' kernels serve legs in trees, and which do not.
 func (s *State) explainInKernel(e *Explanation, v *Volume) {
 	for _, node := range v.InKernel {
 		e.Facts = append(e.Facts, fmt.Sprintf("the kernel of %s serves it, since nobody writes it: the space of what is deleted under it comes free there once no host has it", node))
 	}
 	for i := range v.Legs {
-		if l := &v.Legs[i]; l.KernelRefuses != "" {
-			e.Facts = append(e.Facts, fmt.Sprintf("the process of target %s serves %v, which its kernel cannot: %s", l.Node, l, l.KernelRefuses))
+		if why := s.kernelRefusal(&v.Legs[i]); why != "" && v.unwritten() {
+			e.Facts = append(e.Facts, fmt.Sprintf("the process of target %s serves %v, which its kernel does not: %s", v.Legs[i].Node, &v.Legs[i], why))
 		}
 	}
 }
