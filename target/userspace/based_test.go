@@ -422,3 +422,37 @@ func TestTheNextProcessFreesALegThatNobodyNeeds(t *testing.T) {
 	}
 	p.end(t)
 }
+
+// A leg that changes its table has lost nothing by it: whatever the drive has lost before, and whether the leg has gone
+// back to a snapshot, hosts that have it flush it and take checkpoints before and after.
+func TestFlushesGoOnWhenALegChangesItsTable(t *testing.T) {
+	p := newPlain(t)
+	if err := p.disk.held.file.Lose(errors.New("long ago")); err == nil {
+		t.Fatal("nothing is lost")
+	}
+	use := func(e *exported, when string) {
+		t.Helper()
+		if err := block.Flush(e); err != nil {
+			t.Errorf("a flush, %s: %v", when, err)
+		}
+		e.take(t, 1)
+	}
+	plain := export(t, p.machine.Legs)
+	use(plain, "of a plain leg")
+	must(t, p.disk.Plant(leg, leg.String(), plainSize))
+	p.swap(t)
+	use(plain, "through a tree now")
+	plain.closed()
+	p.carve(t, legB)
+	must(t, p.prepare(legB, plainSize, freezeOf(leg)))
+	must(t, p.disk.held.within(leg.String(), func(o *openTree) error { return o.Restore(leg.UUID, legB.UUID) }))
+	restored := export(t, p.machine.Legs)
+	use(restored, "of a leg that has gone back")
+	must(t, p.disk.FreeLeg(legB))
+	p.settled(t)
+	must(t, p.disk.Unbase(leg))
+	p.swap(t)
+	use(restored, "in its own place again")
+	restored.closed()
+	p.end(t)
+}

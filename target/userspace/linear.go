@@ -52,7 +52,7 @@ func (l *linear) failed() bool {
 	return ok && m.tree.Err() != nil
 }
 
-// losses returns the losses of the drive below. While there is no table, as while a tree that has stopped is
+// losses returns the losses of the drive below, which are the same whatever the table is. While there is no table, as while a tree that has stopped is
 // opened again, it is a number that no drive has.
 func (l *linear) losses() uint64 {
 	t := l.take()
@@ -124,8 +124,17 @@ func (t *table) settle(size block.Size) error {
 	}
 	g.Size = size
 	t.geometry, t.written = g, &list{Tracker: checkpoint.NewTracker(size)}
-	t.written.losses.Store(t.below.Losses())
+	t.written.losses.Store(t.unlisted())
 	return nil
+}
+
+// unlisted counts what has changed the leg and is in no list of writes: losses of the drive, and that the leg was
+// made again of a snapshot. The latter begins anew when the tree is opened again, after a loss, so the two are apart.
+func (t *table) unlisted() uint64 {
+	if m, ok := t.below.(*mappedLeg); ok {
+		return m.Losses()<<32 + m.Restored()
+	}
+	return t.below.Losses()
 }
 
 func (t *table) hold() bool {

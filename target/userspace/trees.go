@@ -383,9 +383,8 @@ type mappedLeg struct {
 	waits bool
 }
 
-// Losses also counts when the leg was made again of a snapshot: no list of writes has that. That count begins
-// anew when the tree is opened again after a loss, so the two are apart.
-func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses()<<32 + m.Restored() }
+// Losses are the drive's.
+func (m *mappedLeg) Losses() uint64 { return m.tree.device.Losses() }
 
 // Close waits for the turn, so it may take as long as opening a tree of the drive.
 func (m *mappedLeg) Close() error {

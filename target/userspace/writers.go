@@ -124,11 +124,10 @@ func (e *exported) Checkpoint(k nvmetcp.Checkpoint) error {
 			return block.ErrGone
 		}
 		defer t.release()
-		now := t.below.Losses()
-		if now != e.losses { // the leg may lack what its host believes it to have
+		if t.below.Losses() != e.losses { // the leg may lack what its host believes it to have
 			return errLosses
 		}
-		return t.written.take(k, now)
+		return t.written.take(k, t.unlisted())
 	})
 }
 
@@ -140,5 +139,5 @@ func (e *exported) Written() (nvmetcp.WrittenLog, error) {
 		return nvmetcp.WrittenLog{}, block.ErrGone
 	}
 	defer t.release()
-	return t.written.log(t.below.Losses), nil
+	return t.written.log(t.unlisted), nil
 }
