@@ -36,6 +36,8 @@ const (
 // windows are the parts of an object that histories write to: inside a chunk, and across two.
 var windows = [][2]int64{{0, 48 << 10}, {1<<20 - 32<<10, 1<<20 + 32<<10}, {2<<20 + 80<<10, 2<<20 + 128<<10}}
 
+func init() { togetherFrom = 2 } // histories have few writes at once
+
 func windowSectors() (n int) {
 	for _, w := range windows {
 		n += int(w[1]-w[0]) / sector

@@ -11,8 +11,10 @@ import (
 
 // chunkWrite is a write to one chunk that is not in the base:
 //
-//	grains that it covers in part ──► the data ──► the record ──► the answer
-//	       from below                 in one piece  if the layer has not all of them
+//	grains that it covers in part ──► the data ──► a flush ──► the record ──► the answer
+//	       from below                 in one piece   shared     if the layer has not all of them
+//
+// The flush is for some writes on a drive with a volatile cache; see together.go.
 //
 // Each step begins when the drive has ended the one before, and none has a goroutine.
 type chunkWrite struct {
@@ -38,6 +40,10 @@ type chunkWrite struct {
 	below  block.IO
 	record waiter
 	edit   func(*entry)
+	// volatile: it needs its data to be durable before its record, and counts as one that is under way; durable is
+	// told that, if it shares a flush.
+	volatile, shares bool
+	durable          waiter
 
 	edgesOf [2]edge
 }
@@ -53,7 +59,7 @@ func newChunkWrite() *chunkWrite {
 	for i := range w.reads {
 		w.reads[i].Owner, w.reads[i].Done = w, edgeRead
 	}
-	w.record.told, w.edit = w.recorded, w.addTo
+	w.record.told, w.edit, w.durable.told = w.recorded, w.addTo, w.flushed
 	return w
 }
 
@@ -200,14 +206,29 @@ func (w *chunkWrite) edgesDone() {
 func (w *chunkWrite) write(at int64, p []byte) {
 	t, io := w.leg.tree, &w.below
 	io.Op, io.Off, io.Len, io.Data = block.OpWrite, t.data(w.slot)+at, int64(len(p)), p
-	io.FUA = w.fua || t.volatile && w.fresh != 0
+	if w.volatile = t.volatile && w.fresh != 0; w.volatile {
+		w.shares = t.shared.writes.Add(1) >= togetherFrom && !w.fua
+	}
+	io.FUA = w.fua || w.volatile && !w.shares
 	t.below.Submit(io)
 }
 
 func dataWritten(io *block.IO) {
 	w := io.Owner.(*chunkWrite)
-	if io.Err != nil || w.fresh == 0 {
+	switch t := w.leg.tree; {
+	case io.Err != nil || w.fresh == 0:
 		w.end(io.Err)
+	case w.shares:
+		t.flushThen(&w.durable)
+	default:
+		t.putThen(w.slot, w.fua, w.edit, &w.record)
+	}
+}
+
+// flushed goes on once the data is durable.
+func (w *chunkWrite) flushed(err error) {
+	if err != nil {
+		w.end(err)
 		return
 	}
 	w.leg.tree.putThen(w.slot, w.fua, w.edit, &w.record)
@@ -250,6 +271,10 @@ const keptMost = 64 << 10
 
 func (w *chunkWrite) answer(err error) {
 	leg, io, told := w.leg, w.io, w.told
+	if w.volatile {
+		leg.tree.shared.writes.Add(-1)
+	}
+	w.volatile, w.shares = false, false
 	w.leg, w.io, w.told, w.p, w.below.Data = nil, nil, nil, nil, nil
 	for i := range w.reads {
 		w.reads[i].Data = nil

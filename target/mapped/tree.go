@@ -77,6 +77,7 @@ type Tree struct {
 	failure  atomic.Pointer[error]
 	closing  atomic.Bool
 
+	shared  sharedFlushes
 	extents atomic.Pointer[[]*extent] // by index; a slot's number is index<<slotShift + its place in the table
 	space   space
 	idlers  idlers
