@@ -29,9 +29,9 @@ type Node struct {
 	TargetBoot    string `json:"target_boot,omitempty"`
 	InitiatorBoot string `json:"initiator_boot,omitempty"`
 	// What its agents can prove, as they last reported: see Attachment.Proven.
-	TargetAuthenticates    bool `json:"target_authenticates,omitempty"`
+	TargetAuthenticates bool `json:"target_authenticates,omitempty"`
 	// KernelMaps: the kernel of its target can map legs in trees that nobody writes.
-	KernelMaps bool `json:"kernel_maps,omitempty"`
+	KernelMaps             bool `json:"kernel_maps,omitempty"`
 	InitiatorAuthenticates bool `json:"initiator_authenticates,omitempty"`
 	// Stock: it has no initiator agent; its operator connects with Linux's own tools: see stock.go.
 	Stock bool `json:"stock,omitempty"`
