@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,7 +38,7 @@ func TestScenarioBesideTheKernel(t *testing.T) {
 	}
 	progress(t, all)
 	target := b.Targets[0]
-	inKernel(t, target, 1) // that of the plain volume
+	inKernel(t, b, target, 1) // that of the plain volume
 
 	db1 := all[1]
 	before := testbed.Acks{}.Add(db1.w)
@@ -45,10 +46,10 @@ func TestScenarioBesideTheKernel(t *testing.T) {
 	newest := db1.w.Next()
 	for i, c := range b.Clients {
 		b.VerifyUpTo(c, b.Attach("db1@mon", c), besideSpan, before, newest)
-		inKernel(t, target, 2+i)
+		inKernel(t, b, target, 2+i)
 	}
 	b.Weft("detach", "db1@mon")
-	inKernel(t, target, 1)
+	inKernel(t, b, target, 1)
 
 	if err := b.Daemon(target).Restart(t.Context()); err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func sealedBesideTheKernel(t *testing.T, b *testbed.Bed, v *besideVolume) {
 		device[c] = b.Attach(v.name, c)
 	}
 	for _, x := range b.Targets {
-		inKernel(t, x, len(b.Clients))
+		inKernel(t, b, x, len(b.Clients))
 		if err := b.Daemon(x).Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -120,23 +121,19 @@ func sealedBesideTheKernel(t *testing.T, b *testbed.Bed, v *besideVolume) {
 	b.WaitHealth(v.name, pb.Health_HEALTH_HEALTHY, time.Minute)
 	b.Weft("detach", v.name)
 	for _, x := range b.Targets {
-		inKernel(t, x, 0)
+		inKernel(t, b, x, 0)
 	}
 }
 
 // inKernel waits until the kernel of a target exports so many subsystems.
-func inKernel(t *testing.T, target *vm.Machine, want int) {
+func inKernel(t *testing.T, b *testbed.Bed, target *vm.Machine, want int) {
 	t.Helper()
-	for n := 0; ; n++ {
-		got := strings.TrimSpace(shell(t, target, "ls /sys/kernel/config/nvmet/subsystems | wc -l"))
-		if got == fmt.Sprint(want) {
-			return
+	b.Eventually(30*time.Second, fmt.Sprintf("the kernel of %s exports %d subsystems", target.Name(), want), func(context.Context) error {
+		if got := strings.TrimSpace(shell(t, target, "ls /sys/kernel/config/nvmet/subsystems | wc -l")); got != fmt.Sprint(want) {
+			return fmt.Errorf("it exports %s", got)
 		}
-		if n == 20 {
-			t.Fatalf("the kernel of %s exports %s subsystems, want %d", target.Name(), got, want)
-		}
-		time.Sleep(time.Second)
-	}
+		return nil
+	})
 }
 
 // besideVolume is a volume that is written all the time.

@@ -76,16 +76,11 @@ func TestAgentOnTheKernel(t *testing.T) {
 	gone := onDrive(place(want().leg(1, 1, 2, 0)).more())
 	gone.Legs[0].Remove = true
 	w.manager.set(gone)
-	w.until("leg freed", func(r *pb.TargetReport) bool {
-		return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
-	})
+	w.until("leg freed", nothingOnIt)
 	if _, err := os.Lstat(leg); err == nil {
 		t.Errorf("%s is still there", leg)
 	}
-	erased := onDrive(want())
-	erased.Drives[0].Remove = true
-	w.manager.set(erased)
-	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+	w.erase()
 	w.until("device blank", func(r *pb.TargetReport) bool {
 		for _, d := range r.GetDevices() {
 			if d.GetPath() == kernelDrive {
@@ -218,13 +213,8 @@ func TestAProcessBesideTheExportsOnTheKernel(t *testing.T) {
 	gone := both().removed(1).removed(2)
 	gone.Exports, gone.Admissions = nil, nil
 	w.manager.set(onDrive(gone))
-	w.until("both legs freed", func(r *pb.TargetReport) bool {
-		return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
-	})
-	erased := onDrive(want())
-	erased.Drives[0].Remove = true
-	w.manager.set(erased)
-	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+	w.until("the legs freed", nothingOnIt)
+	w.erase()
 }
 
 // TestALegThatNobodyWritesOnTheKernel has a leg in a tree written through the agent's process, and then served by the
@@ -251,6 +241,13 @@ func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
 			t.Errorf("the kernel exports %d subsystems, serving the leg: %v", n, kernel)
 		}
 	}
+	unserve := func() {
+		t.Helper()
+		w.manager.set(onDrive(want().leg(1, 1, 1, 0).thin().admit(1, 1)))
+		w.until("no export", func(r *pb.TargetReport) bool {
+			return r.GetGeneration() == w.manager.generation() && len(r.GetExports()) == 0
+		})
+	}
 	data := func(path string, want byte, at int64) {
 		t.Helper()
 		got := make([]byte, 4096)
@@ -267,10 +264,7 @@ func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
 		}
 	}
 	disconnect(t, nqn)
-	w.manager.set(onDrive(want().leg(1, 1, 1, 0).thin().admit(1, 1)))
-	w.until("no export", func(r *pb.TargetReport) bool {
-		return r.GetGeneration() == w.manager.generation() && len(r.GetExports()) == 0
-	})
+	unserve()
 
 	serve(true)
 	device = connect(t, 1, 4420)
@@ -301,10 +295,7 @@ func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
 	reads()
 	disconnect(t, nqn)
 
-	w.manager.set(onDrive(want().leg(1, 1, 1, 0).thin().admit(1, 1)))
-	w.until("no export", func(r *pb.TargetReport) bool {
-		return r.GetGeneration() == w.manager.generation() && len(r.GetExports()) == 0
-	})
+	unserve()
 	serve(false)
 	device = connect(t, 1, 4422)
 	data(device, 'b', 5<<20)
@@ -315,13 +306,8 @@ func TestALegThatNobodyWritesOnTheKernel(t *testing.T) {
 	gone := want().leg(1, 1, 1, 0).thin().removed(1)
 	gone.Exports, gone.Admissions = nil, nil
 	w.manager.set(onDrive(gone))
-	w.until("the leg freed", func(r *pb.TargetReport) bool {
-		return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
-	})
-	erased := onDrive(want())
-	erased.Drives[0].Remove = true
-	w.manager.set(erased)
-	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
+	w.until("the legs freed", nothingOnIt)
+	w.erase()
 }
 
 // TestAFenceWaitsForTheIOOfTheOldEpoch holds a host's write below its leg; the next epoch is not
@@ -398,6 +384,20 @@ func kernelWorld(t *testing.T) *world {
 func onDrive(w wish) *pb.TargetWanted {
 	w.Drives = []*pb.WantedDrive{{DriveId: driveID(1).String(), Device: kernelDrive}}
 	return w.TargetWanted
+}
+
+// nothingOnIt reports whether the drive is there, without legs and exports.
+func nothingOnIt(r *pb.TargetReport) bool {
+	return len(r.GetExports()) == 0 && len(r.GetDrives()) == 1 && len(r.GetDrives()[0].GetLegs()) == 0
+}
+
+// erase has the agent let the drive go.
+func (w *world) erase() {
+	w.t.Helper()
+	erased := onDrive(want())
+	erased.Drives[0].Remove = true
+	w.manager.set(erased)
+	w.until("drive erased", func(r *pb.TargetReport) bool { return len(r.GetDrives()) == 0 })
 }
 
 // place puts the legs on two runs of extents, out of order, so that only the table gives the right

@@ -113,6 +113,16 @@ func TestTheProcessServesBesideTheKernelWhatThatCannot(t *testing.T) {
 	})
 }
 
+// seesBeside is what an agent with a process beside the kernel finds: a drive, and what the kernel exports.
+func seesBeside(d driveSeen, kernel *nvmet.Config) seen {
+	return seen{
+		drives: map[block.DriveID]driveSeen{driveID(1): d},
+		mapped: map[block.LegID]dm.State{}, names: map[block.LegID]string{}, exports: kernel, kernel: kernel, process: &nvmet.Config{}, beside: true,
+		mapping: func(block.LegID) bool { return false }, zeroing: func(block.LegID) bool { return false }, busy: func(block.NQN) bool { return false },
+		knownSize: func(exportedNamespace) block.Size { return block.GiB }, refused: func(block.LegID) string { return "" },
+	}
+}
+
 // TestAProcessBesideTheKernelMayDieAnywhere cuts an agent short after each of its operations.
 func TestAProcessBesideTheKernelMayDieAnywhere(t *testing.T) {
 	gone := want().drive(1).leg(1, 1, 1, 0).leg(2, 1, 2, 0).checked(2).removed(1).removed(2)
@@ -147,12 +157,8 @@ func TestLegsOfOneVolumeAreServedByOne(t *testing.T) {
 		return dm.State{Info: dm.Info{Name: name, UUID: name, Number: number, Live: true}, Table: table}
 	}
 	plan := func(mapped map[block.LegID]dm.State, kernel nvmet.Config) (text []string) {
-		s := seen{
-			drives: map[block.DriveID]driveSeen{driveID(1): {label: l, trees: map[string]userspace.TreeSeen{treeID: {}}}},
-			mapped: mapped, names: map[block.LegID]string{}, exports: &kernel, kernel: &kernel, process: &nvmet.Config{}, beside: true,
-			mapping: func(block.LegID) bool { return false }, zeroing: func(block.LegID) bool { return false }, busy: func(block.NQN) bool { return false },
-			knownSize: func(exportedNamespace) block.Size { return block.GiB },
-		}
+		s := seesBeside(driveSeen{label: l, trees: map[string]userspace.TreeSeen{treeID: {}}}, &kernel)
+		s.mapped = mapped
 		for _, o := range makePlan(s, parseWanted(w.TargetWanted), "/dev/weft/leg", nil).orders {
 			if m, ok := o.(mapLeg); ok {
 				text = append(text, fmt.Sprintf("%c %s process=%v", m.leg.String()[3], m.step.Op, m.process))
@@ -303,12 +309,8 @@ func TestLegsInTreesThatTheKernelMaps(t *testing.T) {
 				r.AdmittedEpoch = 1
 				l.Legs = append(l.Legs, r)
 			}
-			s := seen{
-				drives: map[block.DriveID]driveSeen{driveID(1): {label: l, number: number, trees: map[string]userspace.TreeSeen{}}},
-				mapped: map[block.LegID]dm.State{}, names: map[block.LegID]string{}, exports: &nvmet.Config{}, kernel: &nvmet.Config{}, process: &nvmet.Config{}, beside: true,
-				mapping: func(block.LegID) bool { return false }, zeroing: func(block.LegID) bool { return false }, busy: func(block.NQN) bool { return false },
-				knownSize: func(exportedNamespace) block.Size { return block.GiB }, refused: func(block.LegID) string { return c.refused },
-			}
+			s := seesBeside(driveSeen{label: l, number: number, trees: map[string]userspace.TreeSeen{}}, &nvmet.Config{})
+			s.refused = func(block.LegID) string { return c.refused }
 			for i, state := range c.mapped {
 				s.mapped[legID(byte(i+1))] = state
 				s.names[legID(byte(i+1))] = dm.NodePath(state.Number)

@@ -369,17 +369,17 @@ func (l *Label) spaceEntries() (all []entry, err error) {
 		}
 		all = append(all, entry{entryTree, message})
 	}
+	if len(l.Reserve) > 0 {
+		message, err := proto.MarshalOptions{Deterministic: true}.Marshal(&pb.ReserveLabel{Extents: l.Reserve})
+		if err != nil {
+			return nil, fmt.Errorf("encode reserve: %w", err)
+		}
+		all = append(all, entry{entryReserve, message})
+	}
 	if l.Pinned {
-		defer func() { all = append(all, entry{entryPinned, nil}) }()
+		all = append(all, entry{entryPinned, nil})
 	}
-	if len(l.Reserve) == 0 {
-		return all, nil
-	}
-	message, err := proto.MarshalOptions{Deterministic: true}.Marshal(&pb.ReserveLabel{Extents: l.Reserve})
-	if err != nil {
-		return nil, fmt.Errorf("encode reserve: %w", err)
-	}
-	return append(all, entry{entryReserve, message}), nil
+	return all, nil
 }
 
 // decodeSpace reads the entries of trees and of the reserve.

@@ -215,17 +215,17 @@ func (w *chunkWrite) write(at int64, p []byte) {
 
 func dataWritten(io *block.IO) {
 	w := io.Owner.(*chunkWrite)
-	switch t := w.leg.tree; {
+	switch {
 	case io.Err != nil || w.fresh == 0:
 		w.end(io.Err)
 	case w.shares:
-		t.flushThen(&w.durable)
+		w.leg.tree.flushThen(&w.durable)
 	default:
-		t.putThen(w.slot, w.fua, w.edit, &w.record)
+		w.flushed(nil)
 	}
 }
 
-// flushed goes on once the data is durable.
+// flushed goes on once the data is as durable as it has to be.
 func (w *chunkWrite) flushed(err error) {
 	if err != nil {
 		w.end(err)

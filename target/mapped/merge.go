@@ -57,7 +57,7 @@ func (t *Tree) Reclaimable() bool {
 }
 
 // nextDoomed chooses a deleted layer that has no child, or else one that has a single child and is not among
-// those to be kept. What is pinned stays. It returns 0 if there is none.
+// those to be kept. Pinned layers are not chosen. It returns 0 if there is none.
 func (t *Tree) nextDoomed(kept map[uint32]bool) (doomed, child uint32) {
 	t.admin.Lock()
 	defer t.admin.Unlock()

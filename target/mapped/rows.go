@@ -32,8 +32,11 @@ type Row struct {
 // cannot be opened or deleted: ErrInUse. It must not be open (ErrInUse), nor consist of extents that were there
 // before the tree (ErrState), which are written when the tree goes. It is pinned once, however often this is called.
 func (t *Tree) Pin(object block.UUID) error {
-	if err := t.pin(object); err != nil {
-		return fmt.Errorf("pin %v: %w", object, err)
+	if fresh, err := t.pin(object); err != nil || !fresh {
+		if err != nil {
+			err = fmt.Errorf("pin %v: %w", object, err)
+		}
+		return err
 	}
 	t.moving.Lock() // the chunk that is being merged, or the layer that is being removed, was chosen before
 	defer t.moving.Unlock()
@@ -41,27 +44,29 @@ func (t *Tree) Pin(object block.UUID) error {
 		return nil
 	}
 	if err := t.flush(); err != nil { // records of chunks that were copied to a layer may be in the drive's cache alone
+		t.Unpin(object)
 		return fmt.Errorf("pin %v: %w", object, err)
 	}
 	return nil
 }
 
-func (t *Tree) pin(object block.UUID) error {
+// pin is Pin, without waiting for what moves. It returns false if the object was pinned already.
+func (t *Tree) pin(object block.UUID) (fresh bool, err error) {
 	t.admin.Lock()
 	defer t.admin.Unlock()
 	l := t.super.layer(object)
 	switch {
 	case l == nil:
-		return ErrUnknown
+		return false, ErrUnknown
 	case t.openLeg(l.ID) != nil:
-		return ErrInUse
+		return false, ErrInUse
 	case t.basedNow(l.ID):
-		return ErrState
+		return false, ErrState
+	case t.isPinned(object):
+		return false, nil
 	}
-	if _, there := t.pins[object]; !there {
-		t.pins[object] = l.ID
-	}
-	return nil
+	t.pins[object] = l.ID
+	return true, nil
 }
 
 // basedNow reports whether a layer sees the base. The caller holds admin.

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/proto/block/ramdisk"
 )
 
-// pinnedObject is what somebody else than the tree reads.
+// pinnedObject is an object that is read from the drive itself, past the tree.
 type pinnedObject struct {
 	object block.UUID
 	rows   []Row

@@ -190,8 +190,8 @@ func (p *pace) take(n int64, rate block.Size) (wait time.Duration) {
 	return 0
 }
 
-// kernelReads is what a volume waits for of which the kernel has a leg, or one of its snapshots'; it looks now and then.
 const (
+	// kernelReads: the kernel has a leg of the volume, or of one of its snapshots. Flattening looks again every lookAgain.
 	kernelReads = "hosts that read it, or a snapshot of it, to let go of that: the kernel serves them"
 	lookAgain   = 2 * time.Second
 )

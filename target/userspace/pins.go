@@ -114,10 +114,24 @@ func (h *held) mark(pinned bool) error {
 	if label == nil {
 		return fs.ErrClosed
 	}
+	if !pinned && !label.Label().Pinned { // if it does say so on the drive, that does no harm
+		return nil
+	}
 	return label.Update(func(l *drive.Label) error { l.Pinned = pinned; return nil })
 }
 
-// unpin has the kernel forget a leg, and lets go of it. What was deleted meanwhile is given back.
+// markAs is mark, if these are the trees of the legs in the kernel. That the label says so without need is no error.
+func (h *held) markAs(trees map[block.LegID]string) error {
+	err := h.mark(len(trees) > 0)
+	if err != nil && len(trees) == 0 {
+		h.drives.log.Warn("the label still says that the kernel reads the drive's trees", "err", err)
+		return nil
+	}
+	return err
+}
+
+// unpin calls forget, which removes the devices of a leg, and then lets the leg go. What was deleted meanwhile is
+// given back.
 func (d *Drives) unpin(n block.DeviceNumber, id string, leg block.LegID, forget func() error) error {
 	d.mu.Lock()
 	h := d.held[n]
@@ -138,12 +152,11 @@ func (d *Drives) unpin(n block.DeviceNumber, id string, leg block.LegID, forget 
 		}
 		err = h.closeTree(id)
 	}
-	if trees, why := h.drives.rows.of(h.number); why != nil {
-		err = errors.Join(err, why)
-	} else if len(trees) == 0 {
-		err = errors.Join(err, h.mark(false))
+	trees, why := h.inKernel()
+	if why == nil {
+		why = h.markAs(trees)
 	}
-	if err != nil {
+	if err = errors.Join(err, why); err != nil {
 		h.drives.log.Warn("what the kernel has read is not let go of", "leg", leg, "tree", id, "err", err)
 	}
 	return nil
@@ -163,16 +176,11 @@ func (h *held) keepPins(name string, t *openTree) error {
 			err = cmp.Or(err, t.Pin(leg.UUID))
 		}
 	}
-	if err == nil && len(trees) > 0 {
-		err = h.mark(true)
+	if err == nil {
+		err = h.markAs(trees)
 	}
 	if err != nil {
 		return fmt.Errorf("legs of tree %s in the kernel: %w", name, err)
-	}
-	if len(trees) == 0 {
-		if err := h.mark(false); err != nil {
-			h.drives.log.Warn("the label still says that the kernel reads the drive's trees", "err", err)
-		}
 	}
 	if h.trees.get(name) == t && t.Reclaimable() {
 		h.reclaim(name, t)

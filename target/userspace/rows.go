@@ -47,10 +47,10 @@ type Rows struct {
 	able    error
 }
 
-// refusal is why the kernel does not get a leg, until then.
+// refusal is why the kernel does not get a leg.
 type refusal struct {
 	why   string
-	until time.Time
+	until time.Time // zero: for good
 }
 
 // KernelMapper is the kernel's device mapper; *dm.Client.
@@ -152,7 +152,7 @@ func (r *Rows) settleOnce(i dm.Info) error {
 	return err
 }
 
-// Do makes one change. If a leg can never be created, Refused says why from then on.
+// Do makes one change. If a leg cannot be created, Refused may say why from then on.
 func (r *Rows) Do(s dm.Step) error {
 	kernel, err := r.mapper()
 	if err != nil {
@@ -193,37 +193,43 @@ func (r *Rows) Refused(leg block.LegID) string {
 	return ""
 }
 
-// note counts the kernel's failures to create a leg. For good is what lies in the leg.
-func (r *Rows) note(leg block.LegID, kernels, forGood error) {
+// refuse has Refused say why the kernel does not map a leg, until then.
+func (r *Rows) refuse(leg block.LegID, why error, until time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case forGood != nil:
-		r.refused[leg] = refusal{why: forGood.Error()}
-	case kernels == nil:
+	r.refused[leg] = refusal{why.Error(), until}
+	delete(r.failed, leg)
+}
+
+// count counts how often in a row the kernel has failed to create a leg.
+func (r *Rows) count(leg block.LegID, err error) (failures int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
 		delete(r.failed, leg)
-	default:
-		if r.failed[leg]++; r.failed[leg] >= mostFailures || errors.Is(kernels, errNotAble) {
-			r.refused[leg] = refusal{kernels.Error(), time.Now().Add(refusedFor)}
-			delete(r.failed, leg)
-		}
+		return 0
 	}
+	r.failed[leg]++
+	return r.failed[leg]
 }
 
 func (r *Rows) create(kernel KernelMapper, n block.DeviceNumber, tree string, leg block.LegID, s dm.Step) error {
+	passes := time.Now().Add(refusedFor)
 	if err := r.Able(); err != nil {
 		if errors.Is(err, errNotAble) {
-			r.note(leg, err, nil)
+			r.refuse(leg, err, passes)
 		}
 		return err
 	}
 	err := r.drives.pin(n, tree, leg, s.Device.Table.Size(), r.most, func(rows []mapped.Row) error {
 		err := r.stack(kernel, leg, uuidOf("", n, tree), tableOf(n, rows), s.Device)
-		r.note(leg, err, nil)
+		if r.count(leg, err) >= mostFailures {
+			r.refuse(leg, err, passes)
+		}
 		return err
 	})
-	if errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) {
-		r.note(leg, nil, err)
+	if errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) { // it lies in the leg
+		r.refuse(leg, err, time.Time{})
 	}
 	return err
 }
@@ -286,8 +292,16 @@ func (r *Rows) drop(kernel KernelMapper, name string) error {
 	forget() // somebody has looked at it meanwhile
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if delete(r.left, name); err != nil && !dm.NotFound(err) {
+	if delete(r.left, name); unlessGone(err) != nil {
 		r.left[name] = true
+	}
+	return err
+}
+
+// unlessGone is err, unless it says that there is no such device.
+func unlessGone(err error) error {
+	if dm.NotFound(err) {
+		return nil
 	}
 	return err
 }
@@ -318,12 +332,7 @@ func (r *Rows) remove(kernel KernelMapper, s dm.Step) error {
 		name, n, tree, _ = parseUUID(info.UUID)
 		leg, _ = block.ParseLegID(strings.TrimPrefix(name, RowsPrefix)) //nolint:errcheck // zero is no leg of any tree
 	}
-	err := r.drives.unpin(n, tree, leg, func() error {
-		if err := r.drop(kernel, lower); err != nil && !dm.NotFound(err) {
-			return err
-		}
-		return nil
-	})
+	err := r.drives.unpin(n, tree, leg, func() error { return unlessGone(r.drop(kernel, lower)) })
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", s.Op, lower, err)
 	}
@@ -396,9 +405,7 @@ func probe(kernel KernelMapper, settle func(block.DeviceNumber) error) error {
 	remove := func() error {
 		var errs []error
 		for _, name := range []string{upper, lower} {
-			if err := kernel.Do(dm.Step{Op: dm.OpRemove, Device: dm.Device{Name: name}}); err != nil && !dm.NotFound(err) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, unlessGone(kernel.Do(dm.Step{Op: dm.OpRemove, Device: dm.Device{Name: name}})))
 		}
 		return errors.Join(errs...)
 	}

@@ -228,7 +228,7 @@ func TestTheKernelServesWhatIsNeverWritten(t *testing.T) {
 	p.write(t, leg, 'd', 6, 7, 8, 9)
 	p.idle(t)
 	if l := treeLayers(t, p); len(l) != 3 || l[0].State != mapped.StateDoomed {
-		t.Errorf("the tree has %+v; what was deleted under a leg in the kernel is to wait", l)
+		t.Errorf("the tree has %+v; want the deleted layer to stay while the kernel has the leg over it", l)
 	}
 	p.kernel.holds(tuesday, "abaa-")
 	must(t, p.rows.Do(p.kernelStep(t, dm.OpRemove, tuesday)))
@@ -238,7 +238,7 @@ func TestTheKernelServesWhatIsNeverWritten(t *testing.T) {
 	p.holds(t, tuesday, "abaa-")
 	p.idle(t)
 	if l := treeLayers(t, p); len(l) != 2 {
-		t.Errorf("the tree has %+v; what was deleted is to go", l)
+		t.Errorf("the tree has %+v; want the deleted layer to be gone", l)
 	}
 	p.holds(t, tuesday, "abaa-")
 	p.holds(t, leg, "ccccccddd")

@@ -78,6 +78,11 @@ const (
 	AbilityYes     Ability = "YES"
 )
 
+// changes reports whether an ability is known, and another than what was known before.
+func (a Ability) changes(known bool) bool {
+	return a != AbilityUnknown && (a == AbilityYes) != known
+}
+
 // Change says how a TargetReport relates to the last one of its session.
 type Change struct {
 	// Partial: Legs, Admissions and Exports of the report list only what has changed, and

@@ -164,13 +164,18 @@ func (v *Volume) sameName(n *Node) *Attachment {
 func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
 	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC()}
 	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
-		t.supersede(v)
-		v.InKernel = t.s.kernelsFor(v, mode)
+		t.beginShared(v, mode)
 	}
 	a.Epoch = v.Epoch
 	v.Shared = append(v.Shared, a)
 	t.volumeEvent(v, event.Info, event.Granting, fmt.Sprintf("epoch %d for %s, %s; hosts that share it: %d", v.Epoch, n.Name, mode.words(), len(v.Shared)),
 		"node", string(n.Name), "epoch", fmt.Sprint(v.Epoch), "mode", string(mode))
+}
+
+// beginShared begins a shared epoch, and decides who serves the volume in it.
+func (t *tx) beginShared(v *Volume, mode AttachMode) {
+	t.supersede(v)
+	v.InKernel = t.s.kernelsFor(v, mode)
 }
 
 // settleShared makes the due transitions of each attachment of a shared volume.

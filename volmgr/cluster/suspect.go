@@ -223,8 +223,7 @@ func (t *tx) shareAnew(v *Volume, l *Leg) {
 	t.volumeEvent(v, event.Trouble, event.WritesLost, fmt.Sprintf("%s: writes that hosts had not flushed may be lost; the device of %s is replaced by a new one", why, v.users()),
 		"leg", l.ID.String(), "node", string(l.Node), "epoch", fmt.Sprint(v.Epoch))
 	hosts := slices.Clone(v.Shared)
-	t.supersede(v)
-	v.InKernel = t.s.kernelsFor(v, hosts[0].Mode)
+	t.beginShared(v, hosts[0].Mode)
 	for _, a := range hosts {
 		if n := t.nodes.peek(a.Node); a.State != Detaching && n != nil {
 			v.Shared = append(v.Shared, Attachment{

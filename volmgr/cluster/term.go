@@ -233,9 +233,8 @@ func (t *tx) raise(to block.Level, why string, seed Seed) {
 
 // targetProves records whether a target can demand that hosts prove their identity.
 func (t *tx) targetProves(r *TargetReport) {
-	can, n := r.Authenticates == AbilityYes, t.nodes.peek(r.Node)
-	if t.may("s") && n != nil && r.Authenticates != AbilityUnknown && can != n.TargetAuthenticates {
-		t.node(r.Node).TargetAuthenticates = can
+	if n := t.nodes.peek(r.Node); t.may("s") && n != nil && r.Authenticates.changes(n.TargetAuthenticates) {
+		t.node(r.Node).TargetAuthenticates = !n.TargetAuthenticates
 	}
 }
 

@@ -324,9 +324,8 @@ func (t *tx) processAt(r *TargetReport) {
 	if t.level >= processLevel && n != nil && !slices.Equal(n.ProcessPortals, r.ProcessPortals) {
 		t.node(r.Node).ProcessPortals = slices.Clone(r.ProcessPortals)
 	}
-	maps := r.KernelMaps == AbilityYes
-	if t.level >= kernelMapsLevel && n != nil && r.KernelMaps != AbilityUnknown && maps != n.KernelMaps {
-		t.node(r.Node).KernelMaps = maps
+	if t.level >= kernelMapsLevel && n != nil && r.KernelMaps.changes(n.KernelMaps) {
+		t.node(r.Node).KernelMaps = !n.KernelMaps
 	}
 }
 
