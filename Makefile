@@ -4,7 +4,7 @@
 KERNEL ?= 6.1# kernel of the virtual machines, Debian's 6.1 or 6.12
 COUNT  ?= 1# runs of each scenario
 RUN    ?= .# the scenarios to run, a regular expression
-PART   ?= all# the part that bench runs: user, failover, patience, vm, columns, csi, manager, managers, snapshots or all
+PART   ?= all# the part that bench runs: user, failover, patience, tail, vm, columns, csi, manager, managers, snapshots or all
 PAIRS  ?= .# the pairs of host and target that interop runs, a regular expression
 export WEFT_KERNEL = $(KERNEL)
 VERSION ?= $(shell git describe --tags --match 'v*' --dirty=+changes 2>/dev/null)
@@ -90,8 +90,8 @@ QUICK_CASES = should store data|should write files of various sizes|should suppo
 kube-e2e-quick: ## run a part of that suite that takes two minutes
 	@$(MAKE) --no-print-directory kube-e2e FOCUS='$(QUICK_CASES)'
 
-bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number; PART=snapshots: legs found through a map, in memory, beside qcow2 and, in a virtual machine, beside dm-thin, and how long writes wait for a snapshot; with KVM about 15 minutes)
-	@$(if $(filter failover patience,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers,$(PART)),,vm) $(if $(filter vm columns csi manager managers,$(PART)),,bench))
+bench: ## measure what Weft costs, as ratios (PART=user: the user-space path and its peers, on this machine; PART=failover: how long I/O stalls there when a target or a path fails; PART=patience: how long healthy targets are silent on a machine that is overloaded, LENGTH=3600 seconds; PART=tail: how long the slowest I/Os of an hour take, LENGTH=3600; PART=vm: the kernel path; PART=columns: what mirrors cost on several processors, on both paths (KERNEL=6.12); PART=csi: what a pod waits for; PART=manager: the volume manager with many volumes, VOLUMES=10000 for another number; PART=managers: three of them on this machine, with 1000 nodes, NODES=100 for another number; PART=snapshots: legs found through a map, in memory, beside qcow2 and, in a virtual machine, beside dm-thin, and how long writes wait for a snapshot; with KVM about 15 minutes)
+	@$(if $(filter failover patience tail,$(PART)),,e2e/install.sh $(if $(filter user csi manager managers,$(PART)),,vm) $(if $(filter vm columns csi manager managers,$(PART)),,bench))
 	go build -o bin/bench ./e2e/bench
 	@$(if $(filter failover patience snapshots all,$(PART)),$(MAKE) --no-print-directory build)
 	$(if $(filter csi manager managers,$(PART)),,bin/bench -part "$(PART)" $(if $(LENGTH),-seconds $(LENGTH)) -results "$(RESULTS)")

@@ -12,6 +12,8 @@
 // datapath. So does the part "failover", which measures how long I/O stalls there when a target
 // or a path fails; see package failover.
 //
+// The part "tail" measures how long the slowest of all I/Os of an hour take there; see package datapath.
+//
 // The part "snapshots" measures what snapshots cost: how long writes wait for one (package failover),
 // and what the map of a leg costs beside qcow2 and, in a virtual machine, beside dm-thin (package
 // datapath).
@@ -38,9 +40,9 @@ import (
 )
 
 var (
-	part     = flag.String("part", "all", "which part to run: user, failover, patience, snapshots, vm, columns or all; all leaves out patience")
+	part     = flag.String("part", "all", "which part to run: user, failover, patience, tail, snapshots, vm, columns or all; all leaves out patience and tail")
 	rounds   = flag.Int("rounds", 0, "runs of each workload on each device, or of each failure; 0: five in the part user, ten in the part failover, 100 in the part snapshots, three in the others")
-	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, one in the part columns, an hour in the part patience")
+	seconds  = flag.Float64("seconds", 0, "seconds per run; 0: half a second in the part user, three in the part vm, one in the part columns, an hour in the parts patience and tail")
 	weft     = flag.String("weft", "bin/weft", "failover: the `program` to measure")
 	deaths   = flag.Int("deaths", 3, "vm: how many times to kill a target")
 	count    = flag.Int("count", 1000, "snapshots: how many to make, clone and delete")
@@ -76,8 +78,8 @@ func main() {
 		return
 	}
 	flag.Parse()
-	if !slices.Contains([]string{"user", "failover", "patience", "snapshots", "vm", "columns", "all"}, *part) {
-		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, snapshots, vm, columns or all\n", *part)
+	if !slices.Contains([]string{"user", "failover", "patience", "tail", "snapshots", "vm", "columns", "all"}, *part) {
+		fmt.Fprintf(os.Stderr, "bench: no part %q: user, failover, patience, tail, snapshots, vm, columns or all\n", *part)
 		os.Exit(2)
 	}
 	if *peers {
@@ -146,6 +148,9 @@ func waits(ctx context.Context) error {
 		if err := snapshots(ctx); err != nil {
 			return err
 		}
+	}
+	if *part == "tail" {
+		return datapath.Tail(ctx, datapath.Options{Seconds: cmp.Or(*seconds, 3600), Out: os.Stdout})
 	}
 	if *part == "patience" {
 		return failover.Patience(ctx, failover.LoadOptions{Weft: *weft, Seconds: int(cmp.Or(*seconds, 3600)), Workers: *workers, Dir: *dir, Out: os.Stdout})

@@ -34,6 +34,9 @@ func TestHistogramIsRightToAnEighth(t *testing.T) {
 			t.Errorf("quantile(%v) = %v, want %v to an eighth", q, got, want)
 		}
 	}
+	if got, want := h.most(), all[len(all)-1]; got < want*7/8 || got > want*9/8 {
+		t.Errorf("most() = %v, want %v to an eighth", got, want)
+	}
 	for n := range uint64(100_000) {
 		if b := bucket(n); floor(b) > n || floor(b+1) <= n {
 			t.Fatalf("%d is in bucket %d, which is [%d, %d)", n, b, floor(b), floor(b+1))
@@ -202,7 +205,7 @@ Device Information                     :       IOPS      MiB/s    Average       
 TCP  (addr:127.0.0.1) NSID 1 from core 1:   72330.00     282.54      13.21      10.02     300.00
 Total                                    :   72330.50     282.54      13.21      10.02     300.00
 `)
-	if err != nil || r.IOPS != 72330.5 || r.P50 != 12902*time.Nanosecond || r.P99 != 32100*time.Nanosecond {
+	if err != nil || r.IOPS != 72330.5 || r.P50 != 12902*time.Nanosecond || r.P99 != 32100*time.Nanosecond || r.P999 != 55200*time.Nanosecond {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if _, err := parsePerf("EAL: no memory"); err == nil {

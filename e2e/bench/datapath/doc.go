@@ -28,6 +28,8 @@
 // the upper bound a C program that serves a file in memory through FUSE, below a loop device.
 // Both ways of FUSE are measured, if the machine lets this program switch io_uring on for it.
 //
+// Tail measures how long the slowest I/Os of an hour take, beside bare frames and SPDK.
+//
 // Snapshots and Thin measure what snapshots cost beside others' (qcow2, dm-thin): reads and writes with
 // none and with 100 of them, first writes, and making, cloning and deleting 1000. Each is divided by a
 // plain device that is reached in the same way.

@@ -4,6 +4,7 @@ package datapath
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -42,6 +43,16 @@ func (h *histogram) count() (n uint64) {
 		n += uint64(c)
 	}
 	return n
+}
+
+// most is the longest duration, exact to an eighth.
+func (h *histogram) most() time.Duration {
+	for i, c := range slices.Backward(h[:]) {
+		if c > 0 {
+			return time.Duration(floor(i)+floor(i+1)) / 2
+		}
+	}
+	return 0
 }
 
 // quantile is a duration that a share q of all durations does not exceed, exact to an

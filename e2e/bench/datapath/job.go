@@ -32,15 +32,19 @@ type result struct {
 	IOPS     float64
 	IOs      uint64 // how many there were
 	P50, P99 time.Duration
-	Mallocs  float64 // of the client, per IO
-	CPU      float64 // of the client, microseconds per IO
+	P999     time.Duration // of 99.9 %
+	Mallocs  float64       // of the client, per IO
+	CPU      float64       // of the client, microseconds per IO
 	Err      string
+
+	Latencies *histogram `json:",omitempty"` // nil: unknown
 }
 
 func (r *result) fill(h *histogram, d time.Duration) {
 	r.IOs = h.count()
 	r.IOPS = float64(r.IOs) / d.Seconds()
-	r.P50, r.P99 = h.quantile(0.50), h.quantile(0.99)
+	r.P50, r.P99, r.P999 = h.quantile(0.50), h.quantile(0.99), h.quantile(0.999)
+	r.Latencies = h
 }
 
 // took is how long a job counts that began at some time: it ends when its time is up, or when it has

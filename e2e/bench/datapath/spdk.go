@@ -164,6 +164,8 @@ func parsePerf(out string) (r result, err error) {
 			r.P50 = time.Duration(us * 1000)
 		case 99:
 			r.P99 = time.Duration(us * 1000)
+		case 99.9:
+			r.P999 = time.Duration(us * 1000)
 		}
 	}
 	return r, err

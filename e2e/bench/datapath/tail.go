@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Turns of Tail, in seconds: Weft's are most of its time.
+const (
+	longTurn  = 20
+	shortTurn = 2
+)
+
+// tails is a workload on a server: the latencies of all of its turns, and the p99.9 of each.
+type tails struct {
+	all   histogram // empty for SPDK's client, which prints only quantiles
+	turns []time.Duration
+}
+
+// Tail measures how long the slowest I/Os take on Weft's target with Weft's host: 4 KiB at random places
+// in memory, 32 at a time, reads and writes by turns, for o.Seconds in all. Bare frames that never wait,
+// and SPDK's target and client if they are there, have short turns between, to show what the machine does
+// to a program that only polls.
+func Tail(ctx context.Context, o Options) error {
+	alone, err := alone(o.Out)
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
+	serverCPU, clientCPU := processors(o.Out)
+	client, err := start(clientCPU, "client")
+	if err != nil {
+		return err
+	}
+	defer client.stop()
+	limit, err := bareFrames(busy, serverCPU)
+	if err != nil {
+		return err
+	}
+	defer limit.stop()
+	weft, err := ours("weft", job{Kind: "host"}, serverCPU, "memory")
+	if err != nil {
+		return err
+	}
+	defer weft.stop()
+	servers := []*server{limit, weft}
+	polled, err := spdk(weft, serverCPU)
+	if err != nil {
+		fmt.Fprintf(o.Out, "left out: SPDK: %v\n", err)
+	}
+	for _, s := range polled {
+		defer s.stop()
+		if s.polls && s.perf != "" { // both ends SPDK's
+			servers = append(servers, s)
+		}
+	}
+	var workloads []workload
+	for _, w := range inMemory {
+		if w.size == 4096 && w.depth == 32 {
+			workloads = append(workloads, w)
+		}
+	}
+
+	b := &bench{Options: o, client: client, clientCPU: clientCPU, servers: servers}
+	found := make([][]tails, len(workloads))
+	for i := range found {
+		found[i] = make([]tails, len(servers))
+	}
+	for end := time.Now().Add(time.Duration(o.Seconds * float64(time.Second))); time.Now().Before(end); {
+		for i, w := range workloads {
+			for k, s := range servers {
+				b.Seconds = shortTurn
+				if s == weft {
+					b.Seconds = longTurn
+				}
+				got, err := b.one(ctx, s, w)
+				if err != nil {
+					return errors.Join(fmt.Errorf("%s on %s: %w", w.name, s.name, err), ctx.Err())
+				}
+				t := &found[i][k]
+				t.turns = append(t.turns, got.P999)
+				if got.Latencies != nil {
+					t.all.merge(got.Latencies)
+				}
+			}
+		}
+	}
+	for i, w := range workloads {
+		fmt.Fprintf(o.Out, "\n%s\n", w.name)
+		t := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(t, "\tI/Os\tp50\tp99\tp99.9\tp99.99\tmost\tturns\tp99.9 of a turn, median\tmost\t")
+		for k, s := range servers {
+			found[i][k].print(t, s.name)
+		}
+		t.Flush()
+	}
+	return nil
+}
+
+func (t *tails) print(out *tabwriter.Writer, name string) {
+	fmt.Fprintf(out, "%s\t", name)
+	if n := t.all.count(); n > 0 {
+		fmt.Fprintf(out, "%d\t", n)
+		for _, q := range []float64{0.5, 0.99, 0.999, 0.9999} {
+			fmt.Fprintf(out, "%s\t", rounded(t.all.quantile(q)))
+		}
+		fmt.Fprintf(out, "%s\t", rounded(t.all.most()))
+	} else {
+		fmt.Fprint(out, "–\t–\t–\t–\t–\t–\t")
+	}
+	slices.Sort(t.turns)
+	fmt.Fprintf(out, "%d\t%s\t%s\t\n", len(t.turns), rounded(t.turns[len(t.turns)/2]), rounded(t.turns[len(t.turns)-1]))
+}
+
+func rounded(d time.Duration) time.Duration { return d.Round(time.Microsecond) }
