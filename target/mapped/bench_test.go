@@ -68,7 +68,7 @@ func BenchmarkMapped(b *testing.B) {
 		for _, op := range []block.Op{block.OpRead, block.OpWrite} {
 			for _, depth := range []int{1, 32} {
 				b.Run(fmt.Sprintf("%v/depth=%d/snapshots=%d", op, depth, layers), func(b *testing.B) {
-					compareTurns(b, plain, leg, op, depth)
+					compareTurns(b, plain, leg, op, depth, benchLeg)
 				})
 			}
 		}
@@ -76,7 +76,34 @@ func BenchmarkMapped(b *testing.B) {
 	}
 }
 
-func compareTurns(b *testing.B, plain, mapped block.Device, op block.Op, depth int) {
+// BenchmarkLongChain is BenchmarkMapped for reads of one chunk, a grain of which was written between any two
+// snapshots: the same one, so that all other reads pass by the records of all snapshots, or any.
+func BenchmarkLongChain(b *testing.B) {
+	plain := ramdisk.New(benchSize, 4096)
+	must(b, block.WriteAt(plain, someData(ChunkSize), 0))
+	for _, layers := range []int{0, 1, 10, 100, 1000} {
+		for name, grain := range map[string]func() int64{
+			"same": func() int64 { return 5 },
+			"any":  func() int64 { return rand.Int64N(ChunkSize / GrainSize) },
+		} {
+			tree, leg := emptyBenchTree(b, ramdisk.New(benchSize, 4096))
+			must(b, block.WriteAt(leg, someData(ChunkSize), 0))
+			for n := range layers {
+				must(b, tree.Freeze(id(1), id(uint64(n+2)), nil))
+				must(b, block.WriteAt(leg, someData(4096), grain()*GrainSize))
+			}
+			for _, depth := range []int{1, 32} {
+				b.Run(fmt.Sprintf("grain=%s/depth=%d/snapshots=%d", name, depth, layers), func(b *testing.B) {
+					compareTurns(b, plain, leg, block.OpRead, depth, ChunkSize)
+				})
+			}
+			tree.Close()
+		}
+	}
+}
+
+// compareTurns uses the first span bytes of both.
+func compareTurns(b *testing.B, plain, mapped block.Device, op block.Op, depth, span int) {
 	turn := func(d block.Device) float64 {
 		var group sync.WaitGroup
 		began := time.Now()
@@ -85,7 +112,7 @@ func compareTurns(b *testing.B, plain, mapped block.Device, op block.Op, depth i
 				r := rand.New(rand.NewPCG(uint64(w), 5)) // the same places in each turn: mapped after the first
 				io := &block.IO{Op: op, Len: 4096, Data: someData(4096)}
 				for range 2048 / depth {
-					io.Off = int64(r.IntN(benchLeg/4096)) * 4096
+					io.Off = int64(r.IntN(span/4096)) * 4096
 					if err := block.Do(d, io); err != nil {
 						panic(err)
 					}

@@ -8,6 +8,9 @@ import "math/bits"
 // first. A layer's id is higher than its parent's, so the records that a layer sees come nearest
 // first. Records of layers that are gone may be in the chain until they are collected; nothing sees
 // them.
+//
+// A chunk that was written between many snapshots has a long chain. What decides a grain after many
+// others is remembered (far) until the chain changes.
 
 // walk calls yield for each record of a chunk that l sees, nearest first, until it returns false.
 // The caller holds the chunk's stripe.
@@ -18,6 +21,12 @@ func (t *Tree) walk(l *layer, chunk uint32, yield func(slot uint32, r *record) b
 // deciding is walk for the records that decide some of the grains. Which layer the others are of is not
 // looked up: below many snapshots that would be most of the time.
 func (t *Tree) deciding(l *layer, chunk uint32, grains uint64, yield func(slot uint32, r *record) bool) {
+	if grains&(grains-1) == 0 {
+		if slot := t.nearest(l, chunk, grains); slot != 0 {
+			yield(slot, t.record(slot))
+		}
+		return
+	}
 	for slot := t.first[chunk]; slot != 0; {
 		r := t.record(slot)
 		if r.have.Load()&grains != 0 {
@@ -29,12 +38,79 @@ func (t *Tree) deciding(l *layer, chunk uint32, grains uint64, yield func(slot u
 	}
 }
 
+// nearest returns the slot of the record that decides a grain as l sees it, 0 if there is none.
+func (t *Tree) nearest(l *layer, chunk uint32, grain uint64) uint32 {
+	s := t.stripe(chunk)
+	f := s.far[farChunk{l.ID, chunk}]
+	if f != nil && f.known&grain != 0 {
+		return f.slots[bits.TrailingZeros64(grain)]
+	}
+	slot, steps := t.first[chunk], 0
+	for slot != 0 {
+		r := t.record(slot)
+		if r.have.Load()&grain != 0 {
+			if o := t.layers[r.layer]; o != nil && l.sees(o) {
+				break
+			}
+		}
+		slot = r.next
+		steps++
+	}
+	if steps >= farFrom {
+		s.remember(f, farChunk{l.ID, chunk}, grain, slot)
+	}
+	return slot
+}
+
+// farFrom is after how many records what decides a grain is remembered, and farChunks for how many
+// chunks of a stripe at most: some 10 MiB of memory for a tree. Tests have fewer of both.
+var (
+	farFrom   = 16
+	farChunks = 128
+)
+
+// farChunk is a chunk as a layer sees it.
+type farChunk struct{ layer, chunk uint32 }
+
+// far is what decides the grains of a chunk, as far as that is known.
+type far struct {
+	known uint64
+	slots [ChunkSize / GrainSize]uint32 // 0: no record
+}
+
+// remember notes what decides a grain. f is what is known of the chunk, nil if that is nothing. The caller
+// holds the stripe.
+func (s *stripe) remember(f *far, of farChunk, grain uint64, slot uint32) {
+	if f == nil {
+		if s.far == nil || len(s.far) >= farChunks {
+			s.far = map[farChunk]*far{}
+		}
+		f = &far{}
+		s.far[of] = f
+	}
+	f.known |= grain
+	f.slots[bits.TrailingZeros64(grain)] = slot
+}
+
+// forgetFar is called when a record comes into the chain of a chunk, leaves it, or decides more grains. The
+// caller holds the stripe.
+func (s *stripe) forgetFar(chunk uint32) {
+	for of := range s.far {
+		if of.chunk == chunk {
+			delete(s.far, of)
+		}
+	}
+}
+
 // own returns the slot of a layer's own record of a chunk, 0 if it has none.
 func (t *Tree) own(l *layer, chunk uint32) uint32 {
 	for slot := t.first[chunk]; slot != 0; {
 		r := t.record(slot)
-		if r.layer == l.ID {
-			return slot
+		if r.layer <= l.ID {
+			if r.layer == l.ID {
+				return slot
+			}
+			return 0
 		}
 		slot = r.next
 	}
@@ -99,6 +175,7 @@ func (t *Tree) link(slot uint32) {
 		at = &t.record(*at).next
 	}
 	r.next, *at = *at, slot
+	t.stripe(r.chunk).forgetFar(r.chunk)
 	t.count(slot, r.layer, 1)
 }
 
@@ -110,6 +187,7 @@ func (t *Tree) unlink(slot, chunk uint32) {
 	}
 	r := t.record(slot)
 	*at, r.next = r.next, 0
+	t.stripe(chunk).forgetFar(chunk)
 	t.count(slot, r.layer, -1)
 }
 

@@ -36,7 +36,7 @@ const (
 // windows are the parts of an object that histories write to: inside a chunk, and across two.
 var windows = [][2]int64{{0, 48 << 10}, {1<<20 - 32<<10, 1<<20 + 32<<10}, {2<<20 + 80<<10, 2<<20 + 128<<10}}
 
-func init() { togetherFrom = 2 } // histories have few writes at once
+func init() { togetherFrom, farFrom, farChunks = 2, 1, 2 } // histories have few writes at once, and short chains
 
 func windowSectors() (n int) {
 	for _, w := range windows {

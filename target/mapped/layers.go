@@ -60,6 +60,9 @@ func (t *Tree) relate() {
 	for _, leg := range t.legs {
 		leg.layer = t.layers[leg.layer.ID]
 	}
+	for i := range t.stripes {
+		t.stripes[i].far = nil
+	}
 	t.settled = false
 	t.base = make([]int64, len(t.super.base))
 	for i, e := range t.super.base {

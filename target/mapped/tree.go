@@ -112,7 +112,8 @@ type stripe struct {
 	mu   sync.Mutex
 	idle sync.Cond // something in busy has ended
 	busy map[uint32]*busy
-	_    [16]byte
+	far  map[farChunk]*far
+	_    [8]byte
 }
 
 // layer is a Layer as look-ups need it. Its descendants are those whose number is in [in, out].

@@ -303,7 +303,9 @@ func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) bool
 		r.have.Or(grains | zero)
 		r.data.Or(grains)
 	})
-	if !linked {
+	if linked {
+		t.stripe(chunk).forgetFar(chunk)
+	} else {
 		t.link(slot)
 		t.retop(chunk)
 	}
