@@ -577,6 +577,9 @@ func afterCut(r *rand.Rand, kind kindOfTree, img *image, volatile bool, before, 
 	if err := readsAsTheCheckerDoes(t, img); err != nil {
 		return err
 	}
+	if err := countsAsTheCheckerDoes(t, img); err != nil {
+		return err
+	}
 	t.Close()
 	n.images++
 	if err := goOn(r, kind, img, volatile, n); err != nil {

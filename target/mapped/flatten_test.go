@@ -118,7 +118,7 @@ func TestAFlattenedCloneNeedsNothingOfItsOrigin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &drive{size: testSize, at: true, img: newImage(nil)}
 		tree, clone := family(t, d)
-		before, _ := tree.Usage(id(4))
+		before := usage(tree, 4)
 		want := whole(t, clone)
 		copied, left := int64(0), []int64{}
 		must(t, tree.Flatten(t.Context(), these(3, 4), func(_ context.Context, n, l int64) error {
@@ -141,14 +141,14 @@ func TestAFlattenedCloneNeedsNothingOfItsOrigin(t *testing.T) {
 			t.Error("the clone has nothing in common with its snapshot any more")
 		}
 		// It had a chunk for 1, got some for 0, 3 and 5, and none for 4, which is zeroes.
-		if u, _ := tree.Usage(id(4)); before.Used != ChunkSize || u.Used != 4*ChunkSize {
+		if u := usage(tree, 4); before.Used != ChunkSize || u.Used != 4*ChunkSize {
 			t.Errorf("the clone's snapshot has %+v, before %+v", u, before)
 		}
 		free := tree.Space().Free
-		origin, _ := tree.Usage(id(2))
+		origin := usage(tree, 2)
 		must(t, tree.Delete(id(1)))
 		must(t, tree.Reclaim(t.Context()))
-		if u, _ := tree.Usage(id(2)); u.Freed != u.Used {
+		if u := usage(tree, 2); u.Freed != u.Used {
 			t.Errorf("%v of %v come free with the origin", u.Freed, u.Used)
 		}
 		must(t, tree.Delete(id(2)))
@@ -228,7 +228,7 @@ func TestFlatteningWaitsForSpace(t *testing.T) {
 		agree(t, tree)
 		must(t, tree.AddExtents([]uint32{0, 1}))
 		must(t, tree.Flatten(t.Context(), these(3), unpaced))
-		if u, _ := tree.Usage(id(3)); u.Used != 251*ChunkSize {
+		if u := usage(tree, 3); u.Used != 251*ChunkSize {
 			t.Errorf("the clone has %+v", u)
 		}
 		agree(t, tree)
@@ -312,7 +312,7 @@ func TestACloneOverABaseIsFlattened(t *testing.T) {
 		if got := readObject(clone); !slices.Equal(got, want) {
 			t.Errorf("the clone reads %x, want %x", got, want)
 		}
-		if u, _ := tree.Usage(id(3)); u.Used != 2*ChunkSize {
+		if u := usage(tree, 3); u.Used != 2*ChunkSize {
 			t.Errorf("the clone has %+v, want the chunks 0 and 2", u)
 		}
 		agree(t, tree)

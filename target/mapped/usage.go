@@ -3,8 +3,10 @@
 package mapped
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 )
@@ -54,37 +56,118 @@ type Usage struct {
 	Freed block.Size
 }
 
-// Usage counts the space of a leg or a snapshot. It looks at every chunk, one at a time.
-func (t *Tree) Usage(object block.UUID) (u Usage, err error) {
-	t.admin.Lock()
-	defer t.admin.Unlock()
-	at := t.super.layer(object)
-	if at == nil {
-		return u, fmt.Errorf("usage of %v: %w", object, ErrUnknown)
-	}
-	l, children := t.layers[at.ID], t.super.children(at.ID)
-	for chunk := range chunksOf(l.Size) {
+// Usages counts the space of each leg and each snapshot. It looks at every record of the tree once, chunk by
+// chunk, while I/O and changes go on: what changes meanwhile is counted as it was or as it is. Between chunks
+// it calls pause.
+func (t *Tree) Usages(pause func()) map[block.UUID]Usage {
+	c := t.census()
+	for chunk := range c.chunks {
 		s := t.stripe(chunk)
 		s.mu.Lock()
-		own, seen := uint32(0), uint64(0)
-		t.walk(l, chunk, func(slot uint32, r *record) bool {
-			if r.layer == l.ID {
-				own = slot
-			}
-			u.Referenced += block.Size(bits.OnesCount64(r.data.Load()&^seen)) * GrainSize
-			seen |= r.have.Load()
-			return seen != allGrains
-		})
-		u.Referenced += block.Size(bits.OnesCount64(t.fromBase(l, chunk, seen))) * GrainSize
-		if own != 0 && hasChunk(own) {
-			u.Used += ChunkSize
-			if len(children) == 0 || len(children) == 1 && t.comesFree(own, children[0], chunk) {
-				u.Freed += ChunkSize
+		t.countChunk(c, chunk)
+		s.mu.Unlock()
+		pause()
+	}
+	all := make(map[block.UUID]Usage, len(c.layers))
+	for _, l := range c.layers { // by id: parents come first
+		if p := c.of[l.Parent]; p != nil {
+			l.over += p.over
+		}
+		if l.State != StateDoomed {
+			l.Usage.Referenced = l.inBase + block.Size(l.over)*GrainSize
+			all[l.Object] = l.Usage
+		}
+	}
+	return all
+}
+
+// census is the space of all layers while it is counted.
+type census struct {
+	chunks uint32
+	layers []*counted // by id
+	of     map[uint32]*counted
+	views  map[uint32]chunkView // of the layers that have a record of the chunk that is looked at
+	slots  []uint32             // its records
+}
+
+// counted is a layer whose space is counted.
+type counted struct {
+	*layer
+	Usage
+	children int
+	inBase   block.Size // what it would read of a base without any record
+	over     int64      // grains that are data by its records, less those that were without them
+}
+
+// chunkView is what a layer that has a record of a chunk reads there: the grains that records decide, and those
+// that are data.
+type chunkView struct {
+	have, data uint64
+	own        uint64 // the data of its own record
+	chunk      bool   // which has a chunk
+}
+
+// census takes the layers as they are now.
+func (t *Tree) census() *census {
+	s := t.stripe(0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &census{chunks: uint32(len(t.first)), of: map[uint32]*counted{}, views: map[uint32]chunkView{}}
+	for _, l := range t.layers {
+		x := &counted{layer: l}
+		if l.based {
+			x.inBase = block.Size(min(chunksOf(l.Size), uint32(len(t.base))*chunkCount)) * ChunkSize
+		}
+		c.layers, c.of[l.ID] = append(c.layers, x), x
+	}
+	slices.SortFunc(c.layers, func(a, b *counted) int { return cmp.Compare(a.ID, b.ID) })
+	for _, l := range c.layers {
+		if p := c.of[l.Parent]; p != nil {
+			p.children++
+		}
+	}
+	return c
+}
+
+// countChunk counts the records of a chunk, those of parents first. The caller holds its stripe.
+func (t *Tree) countChunk(c *census, chunk uint32) {
+	clear(c.views)
+	c.slots = c.slots[:0]
+	for slot := t.first[chunk]; slot != 0; slot = t.record(slot).next {
+		c.slots = append(c.slots, slot)
+	}
+	for _, slot := range slices.Backward(c.slots) {
+		r := t.record(slot)
+		l := c.of[r.layer]
+		if l == nil {
+			continue
+		}
+		below := chunkView{data: t.fromBase(l.layer, chunk, 0)}
+		for p := c.of[l.Parent]; p != nil; p = c.of[p.Parent] {
+			if v, ok := c.views[p.ID]; ok {
+				below = v
+				break
 			}
 		}
-		s.mu.Unlock()
+		have, data := r.have.Load(), r.data.Load()
+		now := chunkView{below.have | have, below.data&^have | data, data, hasChunk(slot)}
+		c.views[l.ID] = now
+		l.over += int64(bits.OnesCount64(now.data)) - int64(bits.OnesCount64(below.data))
+		if now.chunk {
+			l.Used += ChunkSize
+			if l.children == 0 {
+				l.Freed += ChunkSize
+			}
+		}
+		// One of two chunks comes free when the record of a parent is merged into that of its only child.
+		p := c.of[l.Parent]
+		if p == nil || p.children > 1 {
+			continue
+		}
+		if under := c.views[p.ID]; under.chunk && (now.chunk || under.own&^have == 0) {
+			p.Freed += ChunkSize
+		}
 	}
-	return u, nil
 }
 
 // Used returns the space that is each leg's and each snapshot's own. It looks at no chunk and does
@@ -100,14 +183,4 @@ func (t *Tree) Used() map[block.UUID]block.Size {
 		}
 	}
 	return all
-}
-
-// comesFree reports whether merging the record of a slot into a child frees a chunk: both have one,
-// or the child needs none of its data.
-func (t *Tree) comesFree(slot, child, chunk uint32) bool {
-	over := t.own(t.layers[child], chunk)
-	if over == 0 {
-		return false
-	}
-	return hasChunk(over) || t.record(slot).data.Load()&^t.record(over).have.Load() == 0
 }
