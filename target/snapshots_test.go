@@ -338,6 +338,10 @@ func TestAHostReadsASnapshot(t *testing.T) {
 	r = w.until("the space of both", func(r *pb.TargetReport) bool {
 		return legReport(r, 1).GetUsedBytes() == uint64(block.MiB) && legReport(r, 2).GetUsedBytes() == uint64(block.MiB)
 	})
+	each := &pb.LegSpace{ReferencedBytes: 16 << 10, FreedBytes: uint64(block.MiB)} // the head has the chunk, too
+	r = w.until("what each reads, and frees", func(r *pb.TargetReport) bool {
+		return proto.Equal(legReport(r, 1).GetSpace(), each) && proto.Equal(legReport(r, 2).GetSpace(), each)
+	})
 	if len(r.GetProblems()) > 0 {
 		t.Errorf("problems: %v", r.GetProblems())
 	}

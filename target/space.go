@@ -125,12 +125,22 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if len(tree.UsedBy) > 1 {
 		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	}
+	report.Space = spaceOf(tree, w.id)
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
 	report.Full = tree.Full && !tree.Idle && len(d.label.Reserve) == 0
 	if !p.kernels(w) {
 		report.Error = tree.Err // it is opened again
 	}
 	return ""
+}
+
+// spaceOf is what a leg's data takes, nil if it is not counted yet.
+func spaceOf(tree userspace.TreeSeen, leg block.LegID) *pb.LegSpace {
+	u, counted := tree.Counted[leg.UUID]
+	if !counted {
+		return nil
+	}
+	return &pb.LegSpace{ReferencedBytes: uint64(u.Referenced), FreedBytes: uint64(u.Freed)}
 }
 
 // misfit says that a leg in a tree is for nobody here; empty: it is not so.
@@ -175,6 +185,7 @@ func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) strin
 	}
 	tree := d.trees[record.GetTreeId()]
 	report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
+	report.Space = spaceOf(tree, w.id)
 	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again
 	return ""

@@ -248,6 +248,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	for _, l := range v.Legs {
 		out.UsedBytes += uint64(l.Used)
 	}
+	out.Space = pbVolumeSpace(v)
 	for i := range v.PastScrubs {
 		out.PastScrubs = append(out.PastScrubs, pbScrub(&v.PastScrubs[i]))
 	}
@@ -265,12 +266,37 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	return out
 }
 
+// pbVolumeSpace adds up what the legs take; nil unless it is known of all that are not being deleted.
+func pbVolumeSpace(v cluster.Volume) *pb.LegSpace {
+	var sum *pb.LegSpace
+	for _, l := range v.Legs {
+		switch x := pbLegSpace(l.Space); {
+		case l.State == cluster.LegDeleting:
+		case x == nil:
+			return nil
+		case sum == nil:
+			sum = x
+		default:
+			sum.ReferencedBytes += x.ReferencedBytes
+			sum.FreedBytes += x.FreedBytes
+		}
+	}
+	return sum
+}
+
+func pbLegSpace(s *cluster.LegSpace) *pb.LegSpace {
+	if s == nil {
+		return nil
+	}
+	return &pb.LegSpace{ReferencedBytes: uint64(s.Referenced), FreedBytes: uint64(s.Freed)}
+}
+
 func pbLeg(volume block.VolumeID, l cluster.Leg) *pb.Leg {
 	return &pb.Leg{
 		Id: l.ID.String(), VolumeId: volume.String(), Column: uint32(l.Column), Copy: uint32(l.Copy),
 		DriveId: l.Drive.String(), Node: string(l.Node), Extents: list(l.Extents, pbExtent),
 		State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State), Revision: l.Revision,
-		StaleSince: pbTime(l.StaleSince), Reason: l.Reason, UsedBytes: uint64(l.Used), Full: l.Full,
+		StaleSince: pbTime(l.StaleSince), Reason: l.Reason, UsedBytes: uint64(l.Used), Full: l.Full, Space: pbLegSpace(l.Space),
 	}
 }
 
@@ -747,6 +773,9 @@ func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
 	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes), Copied: block.Size(l.CopiedBytes)}
 	out.Flat, out.FlatLeft, out.FlatWaits = l.Flat, block.Size(l.FlatteningBytes), l.FlatteningWaitsFor
 	out.KernelRefuses = l.KernelRefuses
+	if x := l.Space; x != nil {
+		out.Space = &cluster.LegSpace{Referenced: block.Size(x.ReferencedBytes), Freed: block.Size(x.FreedBytes)}
+	}
 	out.Leg, err = field("legs.leg_id", l.LegId, block.ParseLegID)
 	return out, err
 }

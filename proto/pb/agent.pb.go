@@ -1809,8 +1809,9 @@ type LegReport struct {
 	FlatteningWaitsFor string `protobuf:"bytes,11,opt,name=flattening_waits_for,json=flatteningWaitsFor,proto3" json:"flattening_waits_for,omitempty"`
 	// Of a leg that is copied from another target: what was written to it so far; zeroed_bytes is up to where
 	// it is copied.
-	CopiedBytes   uint64 `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
-	KernelRefuses string `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg in a tree: why it cannot be in_kernel
+	CopiedBytes   uint64    `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	KernelRefuses string    `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg in a tree: why it cannot be in_kernel
+	Space         *LegSpace `protobuf:"bytes,14,opt,name=space,proto3" json:"space,omitempty"`                                      // of a leg in a tree, as of some minutes ago; unset: not counted yet
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1934,6 +1935,13 @@ func (x *LegReport) GetKernelRefuses() string {
 		return x.KernelRefuses
 	}
 	return ""
+}
+
+func (x *LegReport) GetSpace() *LegSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -6559,7 +6567,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x03\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6576,7 +6584,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	" \x01(\x04R\x0fflatteningBytes\x120\n" +
 	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\x12!\n" +
 	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\x12%\n" +
-	"\x0ekernel_refuses\x18\r \x01(\tR\rkernelRefuses\">\n" +
+	"\x0ekernel_refuses\x18\r \x01(\tR\rkernelRefuses\x12'\n" +
+	"\x05space\x18\x0e \x01(\v2\x11.weft.v1.LegSpaceR\x05space\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +
@@ -7193,12 +7202,13 @@ var file_weft_v1_agent_proto_goTypes = []any{
 	(*Layout)(nil),                // 80: weft.v1.Layout
 	(*timestamppb.Timestamp)(nil), // 81: google.protobuf.Timestamp
 	(*SnapshotOf)(nil),            // 82: weft.v1.SnapshotOf
-	(*Host)(nil),                  // 83: weft.v1.Host
-	(AttachMode)(0),               // 84: weft.v1.AttachMode
-	(*Place)(nil),                 // 85: weft.v1.Place
-	(*durationpb.Duration)(nil),   // 86: google.protobuf.Duration
-	(LegState)(0),                 // 87: weft.v1.LegState
-	(*ByteRange)(nil),             // 88: weft.v1.ByteRange
+	(*LegSpace)(nil),              // 83: weft.v1.LegSpace
+	(*Host)(nil),                  // 84: weft.v1.Host
+	(AttachMode)(0),               // 85: weft.v1.AttachMode
+	(*Place)(nil),                 // 86: weft.v1.Place
+	(*durationpb.Duration)(nil),   // 87: google.protobuf.Duration
+	(LegState)(0),                 // 88: weft.v1.LegState
+	(*ByteRange)(nil),             // 89: weft.v1.ByteRange
 }
 var file_weft_v1_agent_proto_depIdxs = []int32{
 	11,  // 0: weft.v1.Scale.difference:type_name -> weft.v1.Difference
@@ -7228,107 +7238,108 @@ var file_weft_v1_agent_proto_depIdxs = []int32{
 	71,  // 24: weft.v1.VolumeLabel.labels:type_name -> weft.v1.VolumeLabel.LabelsEntry
 	81,  // 25: weft.v1.VolumeLabel.created:type_name -> google.protobuf.Timestamp
 	82,  // 26: weft.v1.VolumeLabel.snapshot:type_name -> weft.v1.SnapshotOf
-	30,  // 27: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
-	31,  // 28: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
-	21,  // 29: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
-	34,  // 30: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
-	10,  // 31: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
-	24,  // 32: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
-	25,  // 33: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
-	78,  // 34: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
-	75,  // 35: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
-	35,  // 36: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
-	23,  // 37: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
-	76,  // 38: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
-	72,  // 39: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
-	75,  // 40: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
-	27,  // 41: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
-	75,  // 42: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
-	28,  // 43: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
-	73,  // 44: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
-	29,  // 45: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
-	78,  // 46: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
-	19,  // 47: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
-	79,  // 48: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
-	32,  // 49: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
-	1,   // 50: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
-	33,  // 51: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
-	75,  // 52: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
-	83,  // 53: weft.v1.CopySource.host:type_name -> weft.v1.Host
-	35,  // 54: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
-	83,  // 55: weft.v1.WantedExport.host:type_name -> weft.v1.Host
-	36,  // 56: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
-	35,  // 57: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
-	74,  // 58: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
-	83,  // 59: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
-	40,  // 60: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
-	77,  // 61: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
-	38,  // 62: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
-	10,  // 63: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
-	39,  // 64: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
-	2,   // 65: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
-	50,  // 66: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
-	49,  // 67: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
-	48,  // 68: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
-	43,  // 69: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
-	44,  // 70: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
-	42,  // 71: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
-	41,  // 72: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
-	46,  // 73: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
-	46,  // 74: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
-	45,  // 75: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
-	47,  // 76: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
-	47,  // 77: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
-	3,   // 78: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
-	4,   // 79: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
-	5,   // 80: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
-	6,   // 81: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
-	52,  // 82: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
-	10,  // 83: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
-	80,  // 84: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
-	84,  // 85: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
-	55,  // 86: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
-	54,  // 87: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
-	53,  // 88: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
-	85,  // 89: weft.v1.Scrub.from:type_name -> weft.v1.Place
-	45,  // 90: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
-	86,  // 91: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
-	87,  // 92: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
-	75,  // 93: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
-	35,  // 94: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
-	83,  // 95: weft.v1.WantedLink.host:type_name -> weft.v1.Host
-	57,  // 96: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
-	7,   // 97: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
-	81,  // 98: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
-	60,  // 99: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
-	8,   // 100: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
-	63,  // 101: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
-	64,  // 102: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
-	64,  // 103: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
-	64,  // 104: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
-	64,  // 105: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
-	64,  // 106: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
-	67,  // 107: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
-	9,   // 108: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
-	69,  // 109: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
-	88,  // 110: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
-	13,  // 111: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
-	37,  // 112: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
-	56,  // 113: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
-	59,  // 114: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
-	62,  // 115: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
-	68,  // 116: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
-	23,  // 117: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
-	51,  // 118: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
-	58,  // 119: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
-	61,  // 120: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
-	65,  // 121: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
-	66,  // 122: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
-	117, // [117:123] is the sub-list for method output_type
-	111, // [111:117] is the sub-list for method input_type
-	111, // [111:111] is the sub-list for extension type_name
-	111, // [111:111] is the sub-list for extension extendee
-	0,   // [0:111] is the sub-list for field type_name
+	83,  // 27: weft.v1.LegReport.space:type_name -> weft.v1.LegSpace
+	30,  // 28: weft.v1.TargetWanted.drives:type_name -> weft.v1.WantedDrive
+	31,  // 29: weft.v1.TargetWanted.legs:type_name -> weft.v1.WantedLeg
+	21,  // 30: weft.v1.TargetWanted.admissions:type_name -> weft.v1.Admission
+	34,  // 31: weft.v1.TargetWanted.exports:type_name -> weft.v1.WantedExport
+	10,  // 32: weft.v1.TargetWanted.scale:type_name -> weft.v1.Scale
+	24,  // 33: weft.v1.TargetWanted.space:type_name -> weft.v1.WantedSpace
+	25,  // 34: weft.v1.TargetWanted.discovery:type_name -> weft.v1.Discovered
+	78,  // 35: weft.v1.WantedSpace.extents:type_name -> weft.v1.Extent
+	75,  // 36: weft.v1.Discovered.portal:type_name -> weft.v1.Portal
+	35,  // 37: weft.v1.Discovered.keys:type_name -> weft.v1.ExportKeys
+	23,  // 38: weft.v1.TargetHandover.wanted:type_name -> weft.v1.TargetWanted
+	76,  // 39: weft.v1.TargetHandover.devices:type_name -> weft.v1.Device
+	72,  // 40: weft.v1.TargetHandover.losses:type_name -> weft.v1.TargetHandover.LossesEntry
+	75,  // 41: weft.v1.TargetHandover.portals:type_name -> weft.v1.Portal
+	27,  // 42: weft.v1.TargetHandover.controllers:type_name -> weft.v1.PassedController
+	75,  // 43: weft.v1.PassedController.portal:type_name -> weft.v1.Portal
+	28,  // 44: weft.v1.PassedController.namespaces:type_name -> weft.v1.PassedNamespace
+	73,  // 45: weft.v1.PassedController.features:type_name -> weft.v1.PassedController.FeaturesEntry
+	29,  // 46: weft.v1.PassedController.queues:type_name -> weft.v1.PassedQueue
+	78,  // 47: weft.v1.WantedLeg.extents:type_name -> weft.v1.Extent
+	19,  // 48: weft.v1.WantedLeg.volume:type_name -> weft.v1.VolumeLabel
+	79,  // 49: weft.v1.WantedLeg.image:type_name -> weft.v1.ImageKind
+	32,  // 50: weft.v1.WantedLeg.origin:type_name -> weft.v1.LegOrigin
+	1,   // 51: weft.v1.LegOrigin.kind:type_name -> weft.v1.LegOriginKind
+	33,  // 52: weft.v1.LegOrigin.source:type_name -> weft.v1.CopySource
+	75,  // 53: weft.v1.CopySource.portals:type_name -> weft.v1.Portal
+	84,  // 54: weft.v1.CopySource.host:type_name -> weft.v1.Host
+	35,  // 55: weft.v1.CopySource.keys:type_name -> weft.v1.ExportKeys
+	84,  // 56: weft.v1.WantedExport.host:type_name -> weft.v1.Host
+	36,  // 57: weft.v1.WantedExport.namespaces:type_name -> weft.v1.WantedNamespace
+	35,  // 58: weft.v1.WantedExport.keys:type_name -> weft.v1.ExportKeys
+	74,  // 59: weft.v1.InitiatorReport.labels:type_name -> weft.v1.InitiatorReport.LabelsEntry
+	84,  // 60: weft.v1.InitiatorReport.host:type_name -> weft.v1.Host
+	40,  // 61: weft.v1.InitiatorReport.attachments:type_name -> weft.v1.AttachmentReport
+	77,  // 62: weft.v1.InitiatorReport.problems:type_name -> weft.v1.Problem
+	38,  // 63: weft.v1.InitiatorReport.evidence:type_name -> weft.v1.Evidence
+	10,  // 64: weft.v1.InitiatorReport.scale:type_name -> weft.v1.Scale
+	39,  // 65: weft.v1.Evidence.legs:type_name -> weft.v1.EvidenceLeg
+	2,   // 66: weft.v1.AttachmentReport.phase:type_name -> weft.v1.AttachmentPhase
+	50,  // 67: weft.v1.AttachmentReport.legs:type_name -> weft.v1.LegLink
+	49,  // 68: weft.v1.AttachmentReport.gave_up:type_name -> weft.v1.GaveUp
+	48,  // 69: weft.v1.AttachmentReport.holds:type_name -> weft.v1.HoldReport
+	43,  // 70: weft.v1.AttachmentReport.in_use:type_name -> weft.v1.InUse
+	44,  // 71: weft.v1.AttachmentReport.scrub:type_name -> weft.v1.ScrubReport
+	42,  // 72: weft.v1.AttachmentReport.copies:type_name -> weft.v1.CopyReport
+	41,  // 73: weft.v1.AttachmentReport.heals:type_name -> weft.v1.HealReport
+	46,  // 74: weft.v1.HealReport.last:type_name -> weft.v1.ScrubFinding
+	46,  // 75: weft.v1.ScrubReport.findings:type_name -> weft.v1.ScrubFinding
+	45,  // 76: weft.v1.ScrubReport.position:type_name -> weft.v1.ScrubPosition
+	47,  // 77: weft.v1.ScrubFinding.equal:type_name -> weft.v1.Copies
+	47,  // 78: weft.v1.ScrubFinding.unreadable:type_name -> weft.v1.Copies
+	3,   // 79: weft.v1.ScrubFinding.outcome:type_name -> weft.v1.ScrubOutcome
+	4,   // 80: weft.v1.HoldReport.state:type_name -> weft.v1.HoldState
+	5,   // 81: weft.v1.GaveUp.reason:type_name -> weft.v1.GiveUpReason
+	6,   // 82: weft.v1.LegLink.state:type_name -> weft.v1.LinkState
+	52,  // 83: weft.v1.InitiatorWanted.attachments:type_name -> weft.v1.WantedAttachment
+	10,  // 84: weft.v1.InitiatorWanted.scale:type_name -> weft.v1.Scale
+	80,  // 85: weft.v1.WantedAttachment.layout:type_name -> weft.v1.Layout
+	85,  // 86: weft.v1.WantedAttachment.mode:type_name -> weft.v1.AttachMode
+	55,  // 87: weft.v1.WantedAttachment.legs:type_name -> weft.v1.WantedLink
+	54,  // 88: weft.v1.WantedAttachment.holds:type_name -> weft.v1.Hold
+	53,  // 89: weft.v1.WantedAttachment.scrub:type_name -> weft.v1.Scrub
+	86,  // 90: weft.v1.Scrub.from:type_name -> weft.v1.Place
+	45,  // 91: weft.v1.Scrub.begin:type_name -> weft.v1.ScrubPosition
+	87,  // 92: weft.v1.Hold.limit:type_name -> google.protobuf.Duration
+	88,  // 93: weft.v1.WantedLink.state:type_name -> weft.v1.LegState
+	75,  // 94: weft.v1.WantedLink.portals:type_name -> weft.v1.Portal
+	35,  // 95: weft.v1.WantedLink.keys:type_name -> weft.v1.ExportKeys
+	84,  // 96: weft.v1.WantedLink.host:type_name -> weft.v1.Host
+	57,  // 97: weft.v1.RecordStaleRequest.legs:type_name -> weft.v1.StaleLeg
+	7,   // 98: weft.v1.StaleLeg.reason:type_name -> weft.v1.StaleReason
+	81,  // 99: weft.v1.RecordStaleResponse.recorded:type_name -> google.protobuf.Timestamp
+	60,  // 100: weft.v1.RecordInSyncRequest.legs:type_name -> weft.v1.RebuiltLeg
+	8,   // 101: weft.v1.FiguresReport.source:type_name -> weft.v1.FiguresSource
+	63,  // 102: weft.v1.FiguresReport.objects:type_name -> weft.v1.ObjectFigures
+	64,  // 103: weft.v1.ObjectFigures.read:type_name -> weft.v1.OperationFigures
+	64,  // 104: weft.v1.ObjectFigures.write:type_name -> weft.v1.OperationFigures
+	64,  // 105: weft.v1.ObjectFigures.flush:type_name -> weft.v1.OperationFigures
+	64,  // 106: weft.v1.ObjectFigures.discard:type_name -> weft.v1.OperationFigures
+	64,  // 107: weft.v1.ObjectFigures.any:type_name -> weft.v1.OperationFigures
+	67,  // 108: weft.v1.SupportQuestion.ranges:type_name -> weft.v1.RangesQuestion
+	9,   // 109: weft.v1.SupportAnswer.source:type_name -> weft.v1.SupportSource
+	69,  // 110: weft.v1.SupportAnswer.ranges:type_name -> weft.v1.RangesAnswer
+	89,  // 111: weft.v1.RangesAnswer.ranges:type_name -> weft.v1.ByteRange
+	13,  // 112: weft.v1.Agents.Target:input_type -> weft.v1.TargetReport
+	37,  // 113: weft.v1.Agents.Initiator:input_type -> weft.v1.InitiatorReport
+	56,  // 114: weft.v1.Agents.RecordStale:input_type -> weft.v1.RecordStaleRequest
+	59,  // 115: weft.v1.Agents.RecordInSync:input_type -> weft.v1.RecordInSyncRequest
+	62,  // 116: weft.v1.Agents.Figures:input_type -> weft.v1.FiguresReport
+	68,  // 117: weft.v1.Agents.Support:input_type -> weft.v1.SupportAnswer
+	23,  // 118: weft.v1.Agents.Target:output_type -> weft.v1.TargetWanted
+	51,  // 119: weft.v1.Agents.Initiator:output_type -> weft.v1.InitiatorWanted
+	58,  // 120: weft.v1.Agents.RecordStale:output_type -> weft.v1.RecordStaleResponse
+	61,  // 121: weft.v1.Agents.RecordInSync:output_type -> weft.v1.RecordInSyncResponse
+	65,  // 122: weft.v1.Agents.Figures:output_type -> weft.v1.FiguresResponse
+	66,  // 123: weft.v1.Agents.Support:output_type -> weft.v1.SupportQuestion
+	118, // [118:124] is the sub-list for method output_type
+	112, // [112:118] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_agent_proto_init() }

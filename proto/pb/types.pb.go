@@ -1992,8 +1992,9 @@ type Leg struct {
 	Reason     string                 `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"` // why it is stale, or what creating waits for
 	// Of a thin volume's leg: the space of its data, as of some seconds ago, and that writes wait
 	// since there is no more.
-	UsedBytes     uint64 `protobuf:"varint,12,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
-	Full          bool   `protobuf:"varint,13,opt,name=full,proto3" json:"full,omitempty"`
+	UsedBytes     uint64    `protobuf:"varint,12,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Full          bool      `protobuf:"varint,13,opt,name=full,proto3" json:"full,omitempty"`
+	Space         *LegSpace `protobuf:"bytes,14,opt,name=space,proto3" json:"space,omitempty"` // as of some minutes ago; unset: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2119,6 +2120,66 @@ func (x *Leg) GetFull() bool {
 	return false
 }
 
+func (x *Leg) GetSpace() *LegSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
+// LegSpace is what the data of a leg in a tree takes on its drive.
+type LegSpace struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	ReferencedBytes uint64                 `protobuf:"varint,1,opt,name=referenced_bytes,json=referencedBytes,proto3" json:"referenced_bytes,omitempty"` // what it reads as data, its own and what it shares
+	FreedBytes      uint64                 `protobuf:"varint,2,opt,name=freed_bytes,json=freedBytes,proto3" json:"freed_bytes,omitempty"`                // what comes free if it alone is deleted
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *LegSpace) Reset() {
+	*x = LegSpace{}
+	mi := &file_weft_v1_types_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LegSpace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LegSpace) ProtoMessage() {}
+
+func (x *LegSpace) ProtoReflect() protoreflect.Message {
+	mi := &file_weft_v1_types_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LegSpace.ProtoReflect.Descriptor instead.
+func (*LegSpace) Descriptor() ([]byte, []int) {
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LegSpace) GetReferencedBytes() uint64 {
+	if x != nil {
+		return x.ReferencedBytes
+	}
+	return 0
+}
+
+func (x *LegSpace) GetFreedBytes() uint64 {
+	if x != nil {
+		return x.FreedBytes
+	}
+	return 0
+}
+
 type Volume struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Id               string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2157,6 +2218,7 @@ type Volume struct {
 	Thin           bool   `protobuf:"varint,67,opt,name=thin,proto3" json:"thin,omitempty"` // it takes space only where it was written
 	// Of a thin volume: the space of all its legs, as of some seconds ago.
 	UsedBytes uint64      `protobuf:"varint,68,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
+	Space     *LegSpace   `protobuf:"bytes,92,opt,name=space,proto3" json:"space,omitempty"`       // of all its legs together; unset: not known of all of them
 	Snapshot  *SnapshotOf `protobuf:"bytes,69,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // unset: it is no snapshot
 	// The snapshot that it began as, "db1@mon"; empty: none.
 	CloneOf string `protobuf:"bytes,70,opt,name=clone_of,json=cloneOf,proto3" json:"clone_of,omitempty"`
@@ -2178,7 +2240,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2252,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[15]
+	mi := &file_weft_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2265,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Volume) GetId() string {
@@ -2402,6 +2464,13 @@ func (x *Volume) GetUsedBytes() uint64 {
 	return 0
 }
 
+func (x *Volume) GetSpace() *LegSpace {
+	if x != nil {
+		return x.Space
+	}
+	return nil
+}
+
 func (x *Volume) GetSnapshot() *SnapshotOf {
 	if x != nil {
 		return x.Snapshot
@@ -2465,7 +2534,7 @@ type Flattening struct {
 
 func (x *Flattening) Reset() {
 	*x = Flattening{}
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +2546,7 @@ func (x *Flattening) String() string {
 func (*Flattening) ProtoMessage() {}
 
 func (x *Flattening) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[16]
+	mi := &file_weft_v1_types_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +2559,7 @@ func (x *Flattening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flattening.ProtoReflect.Descriptor instead.
 func (*Flattening) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{16}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Flattening) GetSince() *timestamppb.Timestamp {
@@ -2541,7 +2610,7 @@ type SnapshotOf struct {
 
 func (x *SnapshotOf) Reset() {
 	*x = SnapshotOf{}
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2553,7 +2622,7 @@ func (x *SnapshotOf) String() string {
 func (*SnapshotOf) ProtoMessage() {}
 
 func (x *SnapshotOf) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[17]
+	mi := &file_weft_v1_types_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2566,7 +2635,7 @@ func (x *SnapshotOf) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotOf.ProtoReflect.Descriptor instead.
 func (*SnapshotOf) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{17}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotOf) GetVolumeId() string {
@@ -2622,7 +2691,7 @@ type ByteRange struct {
 
 func (x *ByteRange) Reset() {
 	*x = ByteRange{}
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2703,7 @@ func (x *ByteRange) String() string {
 func (*ByteRange) ProtoMessage() {}
 
 func (x *ByteRange) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[18]
+	mi := &file_weft_v1_types_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2716,7 @@ func (x *ByteRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ByteRange.ProtoReflect.Descriptor instead.
 func (*ByteRange) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{18}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ByteRange) GetOffset() uint64 {
@@ -2686,7 +2755,7 @@ type Rebuild struct {
 
 func (x *Rebuild) Reset() {
 	*x = Rebuild{}
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2767,7 @@ func (x *Rebuild) String() string {
 func (*Rebuild) ProtoMessage() {}
 
 func (x *Rebuild) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[19]
+	mi := &file_weft_v1_types_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2780,7 @@ func (x *Rebuild) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rebuild.ProtoReflect.Descriptor instead.
 func (*Rebuild) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{19}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Rebuild) GetLegId() string {
@@ -2828,7 +2897,7 @@ type VolumeScrub struct {
 
 func (x *VolumeScrub) Reset() {
 	*x = VolumeScrub{}
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2909,7 @@ func (x *VolumeScrub) String() string {
 func (*VolumeScrub) ProtoMessage() {}
 
 func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[20]
+	mi := &file_weft_v1_types_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2922,7 @@ func (x *VolumeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeScrub.ProtoReflect.Descriptor instead.
 func (*VolumeScrub) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{20}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VolumeScrub) GetBegan() *timestamppb.Timestamp {
@@ -2958,7 +3027,7 @@ type Place struct {
 
 func (x *Place) Reset() {
 	*x = Place{}
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3039,7 @@ func (x *Place) String() string {
 func (*Place) ProtoMessage() {}
 
 func (x *Place) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[21]
+	mi := &file_weft_v1_types_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3052,7 @@ func (x *Place) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Place.ProtoReflect.Descriptor instead.
 func (*Place) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{21}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Place) GetColumn() uint32 {
@@ -3028,7 +3097,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_weft_v1_types_proto_msgTypes[22]
+	mi := &file_weft_v1_types_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3040,7 +3109,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[22]
+	mi := &file_weft_v1_types_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3053,7 +3122,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{22}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Attachment) GetVolumeId() string {
@@ -3184,7 +3253,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_weft_v1_types_proto_msgTypes[23]
+	mi := &file_weft_v1_types_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3265,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_weft_v1_types_proto_msgTypes[23]
+	mi := &file_weft_v1_types_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3278,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_weft_v1_types_proto_rawDescGZIP(), []int{23}
+	return file_weft_v1_types_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -3430,7 +3499,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\a_parity\"4\n" +
 	"\x06Extent\x12\x14\n" +
 	"\x05start\x18\x01 \x01(\rR\x05start\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\x85\x03\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\xae\x03\n" +
 	"\x03Leg\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12\x16\n" +
@@ -3447,7 +3516,12 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06reason\x18\v \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"used_bytes\x18\f \x01(\x04R\tusedBytes\x12\x12\n" +
-	"\x04full\x18\r \x01(\bR\x04full\"\x92\v\n" +
+	"\x04full\x18\r \x01(\bR\x04full\x12'\n" +
+	"\x05space\x18\x0e \x01(\v2\x11.weft.v1.LegSpaceR\x05space\"V\n" +
+	"\bLegSpace\x12)\n" +
+	"\x10referenced_bytes\x18\x01 \x01(\x04R\x0freferencedBytes\x12\x1f\n" +
+	"\vfreed_bytes\x18\x02 \x01(\x04R\n" +
+	"freedBytes\"\xbb\v\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3484,7 +3558,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x0eauthentication\x18B \x01(\tR\x0eauthentication\x12\x12\n" +
 	"\x04thin\x18C \x01(\bR\x04thin\x12\x1d\n" +
 	"\n" +
-	"used_bytes\x18D \x01(\x04R\tusedBytes\x12/\n" +
+	"used_bytes\x18D \x01(\x04R\tusedBytes\x12'\n" +
+	"\x05space\x18\\ \x01(\v2\x11.weft.v1.LegSpaceR\x05space\x12/\n" +
 	"\bsnapshot\x18E \x01(\v2\x13.weft.v1.SnapshotOfR\bsnapshot\x12\x19\n" +
 	"\bclone_of\x18F \x01(\tR\acloneOf\x12\x16\n" +
 	"\x06failed\x18G \x01(\tR\x06failed\x12!\n" +
@@ -3658,7 +3733,7 @@ func file_weft_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_weft_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_weft_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_weft_v1_types_proto_goTypes = []any{
 	(Transport)(0),                // 0: weft.v1.Transport
 	(DriveState)(0),               // 1: weft.v1.DriveState
@@ -3684,89 +3759,92 @@ var file_weft_v1_types_proto_goTypes = []any{
 	(*Layout)(nil),                // 21: weft.v1.Layout
 	(*Extent)(nil),                // 22: weft.v1.Extent
 	(*Leg)(nil),                   // 23: weft.v1.Leg
-	(*Volume)(nil),                // 24: weft.v1.Volume
-	(*Flattening)(nil),            // 25: weft.v1.Flattening
-	(*SnapshotOf)(nil),            // 26: weft.v1.SnapshotOf
-	(*ByteRange)(nil),             // 27: weft.v1.ByteRange
-	(*Rebuild)(nil),               // 28: weft.v1.Rebuild
-	(*VolumeScrub)(nil),           // 29: weft.v1.VolumeScrub
-	(*Place)(nil),                 // 30: weft.v1.Place
-	(*Attachment)(nil),            // 31: weft.v1.Attachment
-	(*Event)(nil),                 // 32: weft.v1.Event
-	nil,                           // 33: weft.v1.Node.LabelsEntry
-	nil,                           // 34: weft.v1.Drive.LabelsEntry
-	nil,                           // 35: weft.v1.DrivePolicy.NodesEntry
-	nil,                           // 36: weft.v1.DrivePolicy.LabelsEntry
-	nil,                           // 37: weft.v1.Pool.SelectorEntry
-	nil,                           // 38: weft.v1.Volume.LabelsEntry
-	nil,                           // 39: weft.v1.Event.AttributesEntry
-	(*timestamppb.Timestamp)(nil), // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 41: google.protobuf.Duration
+	(*LegSpace)(nil),              // 24: weft.v1.LegSpace
+	(*Volume)(nil),                // 25: weft.v1.Volume
+	(*Flattening)(nil),            // 26: weft.v1.Flattening
+	(*SnapshotOf)(nil),            // 27: weft.v1.SnapshotOf
+	(*ByteRange)(nil),             // 28: weft.v1.ByteRange
+	(*Rebuild)(nil),               // 29: weft.v1.Rebuild
+	(*VolumeScrub)(nil),           // 30: weft.v1.VolumeScrub
+	(*Place)(nil),                 // 31: weft.v1.Place
+	(*Attachment)(nil),            // 32: weft.v1.Attachment
+	(*Event)(nil),                 // 33: weft.v1.Event
+	nil,                           // 34: weft.v1.Node.LabelsEntry
+	nil,                           // 35: weft.v1.Drive.LabelsEntry
+	nil,                           // 36: weft.v1.DrivePolicy.NodesEntry
+	nil,                           // 37: weft.v1.DrivePolicy.LabelsEntry
+	nil,                           // 38: weft.v1.Pool.SelectorEntry
+	nil,                           // 39: weft.v1.Volume.LabelsEntry
+	nil,                           // 40: weft.v1.Event.AttributesEntry
+	(*timestamppb.Timestamp)(nil), // 41: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 42: google.protobuf.Duration
 }
 var file_weft_v1_types_proto_depIdxs = []int32{
 	0,  // 0: weft.v1.Portal.transport:type_name -> weft.v1.Transport
-	33, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
+	34, // 1: weft.v1.Node.labels:type_name -> weft.v1.Node.LabelsEntry
 	9,  // 2: weft.v1.Node.portals:type_name -> weft.v1.Portal
 	10, // 3: weft.v1.Node.host:type_name -> weft.v1.Host
 	12, // 4: weft.v1.Node.target:type_name -> weft.v1.AgentStatus
 	12, // 5: weft.v1.Node.initiator:type_name -> weft.v1.AgentStatus
-	40, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
+	41, // 6: weft.v1.Node.maintained_until:type_name -> google.protobuf.Timestamp
 	9,  // 7: weft.v1.Node.process_portals:type_name -> weft.v1.Portal
-	40, // 8: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
+	41, // 8: weft.v1.AgentStatus.seen:type_name -> google.protobuf.Timestamp
 	13, // 9: weft.v1.AgentStatus.problems:type_name -> weft.v1.Problem
-	41, // 10: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
-	40, // 11: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
-	34, // 12: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
+	42, // 10: weft.v1.AgentStatus.silent:type_name -> google.protobuf.Duration
+	41, // 11: weft.v1.Problem.since:type_name -> google.protobuf.Timestamp
+	35, // 12: weft.v1.Drive.labels:type_name -> weft.v1.Drive.LabelsEntry
 	1,  // 13: weft.v1.Drive.state:type_name -> weft.v1.DriveState
 	15, // 14: weft.v1.Drive.health:type_name -> weft.v1.DriveHealth
-	40, // 15: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
+	41, // 15: weft.v1.DriveHealth.time:type_name -> google.protobuf.Timestamp
 	16, // 16: weft.v1.DriveHealth.smart:type_name -> weft.v1.SmartLog
-	41, // 17: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
+	42, // 17: weft.v1.DriveHealth.latency:type_name -> google.protobuf.Duration
 	15, // 18: weft.v1.Device.health:type_name -> weft.v1.DriveHealth
-	35, // 19: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
-	36, // 20: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
-	37, // 21: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
+	36, // 19: weft.v1.DrivePolicy.nodes:type_name -> weft.v1.DrivePolicy.NodesEntry
+	37, // 20: weft.v1.DrivePolicy.labels:type_name -> weft.v1.DrivePolicy.LabelsEntry
+	38, // 21: weft.v1.Pool.selector:type_name -> weft.v1.Pool.SelectorEntry
 	20, // 22: weft.v1.Pool.rebalance:type_name -> weft.v1.PoolRebalance
-	40, // 23: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
-	40, // 24: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
+	41, // 23: weft.v1.PoolRebalance.began:type_name -> google.protobuf.Timestamp
+	41, // 24: weft.v1.PoolRebalance.ended:type_name -> google.protobuf.Timestamp
 	22, // 25: weft.v1.Leg.extents:type_name -> weft.v1.Extent
 	3,  // 26: weft.v1.Leg.state:type_name -> weft.v1.LegState
-	40, // 27: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
-	21, // 28: weft.v1.Volume.layout:type_name -> weft.v1.Layout
-	38, // 29: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
-	4,  // 30: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
-	5,  // 31: weft.v1.Volume.health:type_name -> weft.v1.Health
-	23, // 32: weft.v1.Volume.legs:type_name -> weft.v1.Leg
-	31, // 33: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
-	40, // 34: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
-	31, // 35: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
-	29, // 36: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
-	29, // 37: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
-	28, // 38: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
-	26, // 39: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
-	31, // 40: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
-	40, // 41: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
-	25, // 42: weft.v1.Volume.flattening:type_name -> weft.v1.Flattening
-	40, // 43: weft.v1.Flattening.since:type_name -> google.protobuf.Timestamp
-	40, // 44: weft.v1.Flattening.ended:type_name -> google.protobuf.Timestamp
-	40, // 45: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
-	40, // 46: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
-	40, // 47: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
-	41, // 48: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
-	40, // 49: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
-	40, // 50: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
-	30, // 51: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
-	6,  // 52: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
-	7,  // 53: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
-	40, // 54: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
-	40, // 55: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
-	8,  // 56: weft.v1.Event.severity:type_name -> weft.v1.Severity
-	39, // 57: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
-	58, // [58:58] is the sub-list for method output_type
-	58, // [58:58] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	41, // 27: weft.v1.Leg.stale_since:type_name -> google.protobuf.Timestamp
+	24, // 28: weft.v1.Leg.space:type_name -> weft.v1.LegSpace
+	21, // 29: weft.v1.Volume.layout:type_name -> weft.v1.Layout
+	39, // 30: weft.v1.Volume.labels:type_name -> weft.v1.Volume.LabelsEntry
+	4,  // 31: weft.v1.Volume.state:type_name -> weft.v1.VolumeState
+	5,  // 32: weft.v1.Volume.health:type_name -> weft.v1.Health
+	23, // 33: weft.v1.Volume.legs:type_name -> weft.v1.Leg
+	32, // 34: weft.v1.Volume.attachment:type_name -> weft.v1.Attachment
+	41, // 35: weft.v1.Volume.created:type_name -> google.protobuf.Timestamp
+	32, // 36: weft.v1.Volume.attachments:type_name -> weft.v1.Attachment
+	30, // 37: weft.v1.Volume.scrub:type_name -> weft.v1.VolumeScrub
+	30, // 38: weft.v1.Volume.past_scrubs:type_name -> weft.v1.VolumeScrub
+	29, // 39: weft.v1.Volume.rebuilds:type_name -> weft.v1.Rebuild
+	24, // 40: weft.v1.Volume.space:type_name -> weft.v1.LegSpace
+	27, // 41: weft.v1.Volume.snapshot:type_name -> weft.v1.SnapshotOf
+	32, // 42: weft.v1.Volume.healing:type_name -> weft.v1.Attachment
+	41, // 43: weft.v1.Volume.sealed:type_name -> google.protobuf.Timestamp
+	26, // 44: weft.v1.Volume.flattening:type_name -> weft.v1.Flattening
+	41, // 45: weft.v1.Flattening.since:type_name -> google.protobuf.Timestamp
+	41, // 46: weft.v1.Flattening.ended:type_name -> google.protobuf.Timestamp
+	41, // 47: weft.v1.SnapshotOf.taken:type_name -> google.protobuf.Timestamp
+	41, // 48: weft.v1.Rebuild.began:type_name -> google.protobuf.Timestamp
+	41, // 49: weft.v1.Rebuild.ended:type_name -> google.protobuf.Timestamp
+	42, // 50: weft.v1.Rebuild.left:type_name -> google.protobuf.Duration
+	41, // 51: weft.v1.VolumeScrub.began:type_name -> google.protobuf.Timestamp
+	41, // 52: weft.v1.VolumeScrub.ended:type_name -> google.protobuf.Timestamp
+	31, // 53: weft.v1.VolumeScrub.from:type_name -> weft.v1.Place
+	6,  // 54: weft.v1.Attachment.mode:type_name -> weft.v1.AttachMode
+	7,  // 55: weft.v1.Attachment.state:type_name -> weft.v1.AttachmentState
+	41, // 56: weft.v1.Attachment.since:type_name -> google.protobuf.Timestamp
+	41, // 57: weft.v1.Event.time:type_name -> google.protobuf.Timestamp
+	8,  // 58: weft.v1.Event.severity:type_name -> weft.v1.Severity
+	40, // 59: weft.v1.Event.attributes:type_name -> weft.v1.Event.AttributesEntry
+	60, // [60:60] is the sub-list for method output_type
+	60, // [60:60] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_weft_v1_types_proto_init() }
@@ -3781,7 +3859,7 @@ func file_weft_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weft_v1_types_proto_rawDesc), len(file_weft_v1_types_proto_rawDesc)),
 			NumEnums:      9,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

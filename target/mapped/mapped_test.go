@@ -66,7 +66,7 @@ func countsAsTheCheckerDoes(t *Tree, img io.ReaderAt) error {
 	if err != nil {
 		return err
 	}
-	usages := t.Usages(func() {})
+	usages := t.Usages(always)
 	for _, l := range report.Trees[0].Layers {
 		u := usages[l.Object]
 		if l.State != "doomed" && (uint64(u.Used) != l.UsedBytes || uint64(u.Referenced) != l.ReferencedBytes || uint64(u.Freed) != l.FreedBytes) {
@@ -76,7 +76,9 @@ func countsAsTheCheckerDoes(t *Tree, img io.ReaderAt) error {
 	return nil
 }
 
-func usage(t *Tree, object uint64) Usage { return t.Usages(func() {})[id(object)] }
+func always() bool { return true }
+
+func usage(t *Tree, object uint64) Usage { return t.Usages(always)[id(object)] }
 
 // reader makes a device a file.
 type reader struct{ d block.Device }
@@ -614,7 +616,7 @@ func TestTheSpaceOfALegIsCounted(t *testing.T) {
 			t.Errorf("%s: Used = %v, want %v", when, got, want)
 		}
 		for object, used := range tree.Used() {
-			if u := tree.Usages(func() {})[object]; u.Used != used {
+			if u := tree.Usages(always)[object]; u.Used != used {
 				t.Errorf("%s: %v has %v, counted %v", when, object, u.Used, used)
 			}
 		}

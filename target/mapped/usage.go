@@ -58,15 +58,17 @@ type Usage struct {
 
 // Usages counts the space of each leg and each snapshot. It looks at every record of the tree once, chunk by
 // chunk, while I/O and changes go on: what changes meanwhile is counted as it was or as it is. Between chunks
-// it calls pause.
-func (t *Tree) Usages(pause func()) map[block.UUID]Usage {
+// it calls pause, and ends if that is false: the answer is nil then.
+func (t *Tree) Usages(pause func() bool) map[block.UUID]Usage {
 	c := t.census()
 	for chunk := range c.chunks {
 		s := t.stripe(chunk)
 		s.mu.Lock()
 		t.countChunk(c, chunk)
 		s.mu.Unlock()
-		pause()
+		if !pause() {
+			return nil
+		}
 	}
 	all := make(map[block.UUID]Usage, len(c.layers))
 	for _, l := range c.layers { // by id: parents come first

@@ -86,6 +86,7 @@ type openTree struct {
 	// copiesWait is how many copies of legs of snapshots wait for space.
 	copiesWait atomic.Int32
 	// told is what Trees said of the space last, and when.
+	count  count
 	told   mapped.Space
 	toldOf map[block.UUID]block.Size
 	toldAt time.Time
@@ -102,7 +103,9 @@ type TreeSeen struct {
 	Used                 block.Size // as of some seconds ago
 	// UsedBy is each leg's own space, as of then: it must not be changed.
 	UsedBy map[block.UUID]block.Size
-	Full   bool // writes wait for space
+	// Counted is each leg's space as it was counted last, some minutes ago; nil: not yet. It must not be changed.
+	Counted map[block.UUID]mapped.Usage
+	Full    bool // writes wait for space
 	// Settling is how far the leg is that has the tree to itself; Busy: work goes on in the background.
 	Settling mapped.Settling
 	Busy     bool
@@ -124,19 +127,28 @@ const usedEvery = 5 * time.Second
 
 // Trees says how the open trees are. It does not wait for the drive.
 func (d *Disk) Trees() map[string]TreeSeen {
-	t := &d.held.trees
+	all, due := d.held.trees.seen(time.Now())
+	d.held.count(due)
+	return all
+}
+
+// seen is Trees, and which of them are to be counted now.
+func (t *trees) seen(now time.Time) (all map[string]TreeSeen, due []*openTree) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := map[string]TreeSeen{}
+	all = map[string]TreeSeen{}
 	for id, o := range t.open {
 		space := o.Space()
 		if space.Free > 0 {
 			o.hungry.Store(false)
 		}
-		if now := time.Now(); now.Sub(o.toldAt) >= usedEvery {
+		if now.Sub(o.toldAt) >= usedEvery {
 			o.told, o.toldOf, o.toldAt = space, o.Tree.Used(), now
+			if o.count.due(now, o.Kin()) {
+				o.count.running, due = true, append(due, o)
+			}
 		}
-		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Full: o.hungry.Load()}
+		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Counted: o.count.of, Full: o.hungry.Load()}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
 		seen.Layers, seen.Flattening = o.Kin(), o.flatteningNow()
 		seen.CopyWaits, seen.Idle = o.copiesWait.Load() > 0, o.users.Load() == 0
@@ -151,7 +163,7 @@ func (d *Disk) Trees() map[string]TreeSeen {
 		}
 		all[id] = seen
 	}
-	return all
+	return all, due
 }
 
 func (t *trees) get(id string) *openTree {

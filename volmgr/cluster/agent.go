@@ -135,6 +135,10 @@ func (d *DriveReport) cut(l evidence.LegLabel, boot string) bool {
 	return l.Boot != boot || known && !block.SameIncarnation(l.Incarnation, d.Incarnation)
 }
 
+// LegSpace is what the data of a leg in a tree takes: what it reads as data, its own and what it shares, and
+// what comes free if it alone is deleted.
+type LegSpace struct{ Referenced, Freed block.Size }
+
 // LegReport is a leg as its target sees it.
 type LegReport struct {
 	Leg    block.LegID
@@ -143,8 +147,9 @@ type LegReport struct {
 	Size   block.Size // usable, also by the hosts that it is exported to
 	Error  string
 	// Of a mapped leg: what it takes, as of some seconds ago, and whether writes wait for space.
-	Used block.Size
-	Full bool
+	Used  block.Size
+	Full  bool
+	Space *LegSpace // as of some minutes ago; nil: not known
 	// Of a leg that is to lose its tree: what is not in its own extents yet.
 	Returning block.Size
 	// Of a leg that is to be flattened: whether it needs nothing of other volumes' legs, what is left to be

@@ -223,7 +223,7 @@ func (s *State) volumeView(v *Volume) Volume {
 		l := &view.Legs[i]
 		if on := s.targets[l.Node]; on != nil && (l.mapped() || l.Based) {
 			r := on.legs.Get(l.ID)
-			l.Used, l.Full = r.Used, r.Full
+			l.Used, l.Full, l.Space = r.Used, r.Full, r.Space
 		}
 		l.Reason = s.legReason(v, l)
 	}

@@ -368,7 +368,7 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 		}
 		e.Waits = append(e.Waits, fmt.Sprintf("space for %v: writes to places that were never written wait, and nothing is lost; %s is full", l, d.object()))
 		if s.snapshots.Get(v.ID) > 0 {
-			e.Actions = append(e.Actions, fmt.Sprintf("delete snapshots: `weft snapshot list %s` shows what they take", v.Name))
+			e.Actions = append(e.Actions, fmt.Sprintf("delete snapshots: `weft snapshot list %s` shows what each of them frees", v.Name))
 		}
 		e.Actions = append(e.Actions,
 			fmt.Sprintf("make room on %s: delete volumes that have legs there, or discard what is not needed any more, as with `fstrim`", d.object()),

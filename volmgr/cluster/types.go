@@ -288,8 +288,9 @@ type Leg struct {
 	DrainingAt uint64      `json:"draining_at,omitempty"`
 
 	// Of a mapped leg, derived, for readers: see LegReport.
-	Used block.Size `json:"-"`
-	Full bool       `json:"-"`
+	Used  block.Size `json:"-"`
+	Full  bool       `json:"-"`
+	Space *LegSpace  `json:"-"`
 }
 
 // VolumeState says whether a volume's legs are being carved, exist, or are being freed.

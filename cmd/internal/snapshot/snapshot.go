@@ -41,11 +41,13 @@ func newList(g *cli.Globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list [VOLUME]",
 		Short: "List the snapshots, or those of one volume",
-		Long: `List the snapshots, or those of one volume. USED is the space of a snapshot's
-data, in all copies together, as of some seconds ago. COPIES is how many good
-copies of the data there are, and how many there should be. FROZEN says whether
-no file system on the volume had a write under way: see weft snapshot create
---freeze.`,
+		Long: `List the snapshots, or those of one volume. The figures of space are those of all
+copies together. USED is the space of what no earlier snapshot has, as of some
+seconds ago; REFERENCED is all that the snapshot reads as data, its own and what
+it shares; FREES is what comes free if this snapshot alone is deleted, both as of
+some minutes ago. COPIES is how many good copies of the data there are, and how
+many there should be. FROZEN says whether no file system on the volume had a
+write under way: see weft snapshot create --freeze.`,
 		Example: "  weft snapshot list\n  weft snapshot list db1\n  weft snapshot list -o json",
 		Args: func(cmd *cobra.Command, args []string) error {
 			return cli.Takes([]string{"VOLUME"}[:min(1, len(args))]...)(cmd, args)
@@ -70,12 +72,21 @@ func runList(ctx context.Context, api pb.ManagerClient, volume []string, out *cl
 		var rows [][]string
 		for _, s := range all.GetVolumes() {
 			rows = append(rows, []string{
-				s.GetName(), cli.Size(s.GetSizeBytes()), cli.Size(s.GetUsedBytes()), copies(s),
+				s.GetName(), cli.Size(s.GetSizeBytes()), cli.Size(s.GetUsedBytes()),
+				counted(s, (*pb.LegSpace).GetReferencedBytes), counted(s, (*pb.LegSpace).GetFreedBytes), copies(s),
 				out.Age(s.GetSnapshot().GetTaken()), frozen(s), state(s),
 			})
 		}
-		cli.Table(w, "NAME SIZE USED COPIES TAKEN FROZEN STATE", rows...)
+		cli.Table(w, "NAME SIZE USED REFERENCED FREES COPIES TAKEN FROZEN STATE", rows...)
 	})
+}
+
+// counted is a figure of the space of a snapshot, "-" if it is not known yet.
+func counted(s *pb.Volume, figure func(*pb.LegSpace) uint64) string {
+	if s.GetSpace() == nil {
+		return "-"
+	}
+	return cli.Size(figure(s.GetSpace()))
 }
 
 // frozen says whether no file system on a snapshot's volume had a write under way.

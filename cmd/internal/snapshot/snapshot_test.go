@@ -258,7 +258,7 @@ func TestAManagerOfAnOlderVersionTakesNone(t *testing.T) {
 	}
 	api := &stub{volumes: []*pb.Volume{{Name: "db1"}}}
 	out, stdout, _ := output(cli.FormatTable)
-	if err := runList(t.Context(), api, nil, out); err != nil || stdout.String() != "NAME  SIZE  USED  COPIES  TAKEN  FROZEN  STATE\n" {
+	if err := runList(t.Context(), api, nil, out); err != nil || stdout.String() != "NAME  SIZE  USED  REFERENCED  FREES  COPIES  TAKEN  FROZEN  STATE\n" {
 		t.Errorf("runList prints %q, %v, want no volumes", stdout, err)
 	}
 }
@@ -270,16 +270,17 @@ func TestListShowsHowGoodSnapshotsAre(t *testing.T) {
 	lost.Legs[0].State, lost.Legs[1].State = pb.LegState_LEG_STATE_STALE, pb.LegState_LEG_STATE_STALE
 	bare := failed("db1", "wed", "t2 did not answer in time")
 	bare.Legs, bare.UsedBytes = nil, 0
+	half.Space = &pb.LegSpace{ReferencedBytes: 8 << 30, FreedBytes: 1 << 30}
 	api := &stub{volumes: []*pb.Volume{lost, half, bare, snapshotOf("db1", "thu", pb.VolumeState_VOLUME_STATE_READY)}}
 	out, stdout, _ := output(cli.FormatTable)
 	if err := runList(t.Context(), api, []string{"db1"}, out); err != nil {
 		t.Fatal(err)
 	}
-	want := `NAME     SIZE   USED  COPIES  TAKEN  FROZEN  STATE
-db1@mon  10GiB  3GiB  0/2     3h     no      ready
-db1@tue  10GiB  3GiB  1/2     3h     yes     ready
-db1@wed  10GiB  0B    0/2     -      no      deleting: not taken: t2 did not answer in time
-db1@thu  10GiB  3GiB  2/2     3h     no      ready
+	want := `NAME     SIZE   USED  REFERENCED  FREES  COPIES  TAKEN  FROZEN  STATE
+db1@mon  10GiB  3GiB  -           -      0/2     3h     no      ready
+db1@tue  10GiB  3GiB  8GiB        1GiB   1/2     3h     yes     ready
+db1@wed  10GiB  0B    -           -      0/2     -      no      deleting: not taken: t2 did not answer in time
+db1@thu  10GiB  3GiB  -           -      2/2     3h     no      ready
 `
 	if diff := cmp.Diff(want, stdout.String()); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)
