@@ -96,8 +96,10 @@ func TestGroupCodes(t *testing.T) {
 			t.Errorf("CreateVolumeGroupSnapshot(%q, %v) = %v, want %v", test.name, test.of, err, test.want)
 		}
 	}
-	if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "i", SourceVolumeIds: ids, Parameters: map[string]string{"fast": "true"}}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("CreateVolumeGroupSnapshot with a parameter = %v, want InvalidArgument", err)
+	for _, parameters := range []map[string]string{{"fast": "true"}, {"deletionPolicy": "Keep"}} {
+		if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "i", SourceVolumeIds: ids, Parameters: parameters}); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("CreateVolumeGroupSnapshot with %v = %v, want InvalidArgument", parameters, err)
+		}
 	}
 	if _, err := s.CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "h", SourceVolumeIds: ids, Parameters: map[string]string{"freeze": "true"}}); status.Code(err) != codes.AlreadyExists {
 		t.Errorf("CreateVolumeGroupSnapshot of frozen file systems, where it exists without = %v, want AlreadyExists", err)
@@ -162,4 +164,20 @@ func TestAGroupThatCouldNotBeTakenIsTakenAgain(t *testing.T) {
 			t.Errorf("CreateVolumeGroupSnapshot after a failed one = %v, %v", got, err)
 		}
 	})
+}
+
+// Kubernetes' own storage suite gives its classes of groups the parameter.
+func TestAGroupsClassMayRepeatItsDeletionPolicy(t *testing.T) {
+	for _, policy := range []string{"Delete", "Retain"} {
+		m, ids := twoVolumes(t)
+		r := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: ids, Parameters: map[string]string{"deletionPolicy": policy}}
+		if got, err := testController(m).CreateVolumeGroupSnapshot(t.Context(), r); err != nil || len(got.GroupSnapshot.Snapshots) != 2 {
+			t.Errorf("CreateVolumeGroupSnapshot with deletionPolicy %s = %v, %v", policy, got, err)
+		}
+		for _, v := range m.volumes {
+			if _, ok := v.Labels["deletionPolicy"]; ok {
+				t.Errorf("%s has the labels %v", v.Name, v.Labels)
+			}
+		}
+	}
 }

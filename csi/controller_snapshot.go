@@ -210,8 +210,14 @@ var snapshotKeys = []string{
 	provisionerPrefix + "volumesnapshot/name", provisionerPrefix + "volumesnapshot/namespace", provisionerPrefix + "volumesnapshotcontent/name",
 }
 
-// paramFreeze is the one parameter of classes of snapshots.
-const paramFreeze = "freeze"
+const (
+	// paramFreeze is the one parameter of classes of snapshots.
+	paramFreeze = "freeze"
+	// paramDeletionPolicy repeats the field deletionPolicy of a VolumeGroupSnapshotClass. Kubernetes' own
+	// storage suite sets both, and so may classes that were copied from there. The snapshot-controller acts on
+	// the field; the parameter changes nothing. Classes of single snapshots never have it.
+	paramDeletionPolicy = "deletionPolicy"
+)
 
 // with returns what the parameters of a class ask for. Those that sidecars set become labels.
 func (w wantedSnapshot) with(given map[string]string, sidecars []string) (wantedSnapshot, error) {
@@ -224,6 +230,10 @@ func (w wantedSnapshot) with(given map[string]string, sidecars []string) (wanted
 				return w, status.Errorf(codes.InvalidArgument, "parameters: %s: %v", key, err)
 			}
 			w.freeze = value == "true"
+		case key == paramDeletionPolicy && w.label == labelGroup:
+			if err := oneOf(value, "Delete", "Retain"); err != nil {
+				return w, status.Errorf(codes.InvalidArgument, "parameters: %s: %v", key, err)
+			}
 		case slices.Contains(sidecars, key):
 			w.about[key] = value
 		default:

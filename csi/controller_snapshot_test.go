@@ -92,6 +92,7 @@ func TestCreateSnapshotCodes(t *testing.T) {
 		{"no name", of(firstID, ""), codes.InvalidArgument, "name"},
 		{"a parameter", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"fast": "true"}}, codes.InvalidArgument, "fast"},
 		{"a parameter with no such value", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "yes"}}, codes.InvalidArgument, "freeze"},
+		{"a parameter of groups", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"deletionPolicy": "Delete"}}, codes.InvalidArgument, "deletionPolicy"},
 		{"frozen file systems", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"freeze": "true"}}, codes.OK, ""},
 		{"what was taken without", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "snap-1", Parameters: map[string]string{"freeze": "true"}}, codes.AlreadyExists, "without freezing"},
 		{"what the sidecar says", &csi.CreateSnapshotRequest{SourceVolumeId: firstID, Name: "s", Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "a"}}, codes.OK, ""},

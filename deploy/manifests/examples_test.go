@@ -24,9 +24,10 @@ type example struct {
 		claim
 		volumes
 		CSI      *struct{ Driver string }
-		Template struct{ Spec volumes } // of a Deployment or a Job
+		Source   struct{ PersistentVolumeClaimName string } // of a VolumeSnapshot
+		Template struct{ Spec volumes }                     // of a Deployment or a Job
 	}
-	DriverName, Provisioner string
+	DriverName string
 }
 
 // volumes are a pod's.
@@ -69,13 +70,6 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 		}
 	}
 	all := examples(t)
-	for _, objects := range all {
-		for _, e := range objects {
-			if e.Kind == "StorageClass" && e.Provisioner == "csi.weft.dev" { // an example may bring its own
-				classes[e.Metadata.Name] = true
-			}
-		}
-	}
 	claims := 0
 	check := func(file string, c claim) {
 		claims++
@@ -103,5 +97,42 @@ func TestExamplesUseWhatIsInstalled(t *testing.T) {
 	}
 	if claims < 9 {
 		t.Errorf("found %d claims in %d examples, want more", claims, len(all))
+	}
+}
+
+// Targets with the kernel's data path, which they choose where they can, take snapshots of thin volumes
+// alone.
+func TestAnInstalledClassHasSnapshotsOnBothDataPaths(t *testing.T) {
+	thin := map[string]bool{}
+	for _, o := range kept(t) {
+		if o.Kind == "StorageClass" && o.Parameters["thin"] == "true" && o.Parameters["copies"] == "2" {
+			thin[o.Metadata.Name] = true
+		}
+	}
+	if len(thin) == 0 {
+		t.Error("no installed class is thin and mirrored")
+	}
+	all := examples(t)
+	claims, snapshots := map[string]bool{}, 0
+	for _, objects := range all {
+		for _, e := range objects {
+			if class := e.Spec.StorageClassName; e.Kind == "PersistentVolumeClaim" && class != nil && thin[*class] {
+				claims[e.Metadata.Name] = true
+			}
+		}
+	}
+	for file, objects := range all {
+		for _, e := range objects {
+			if e.Kind != "VolumeSnapshot" {
+				continue
+			}
+			snapshots++
+			if of := e.Spec.Source.PersistentVolumeClaimName; !claims[of] {
+				t.Errorf("%s: the snapshot %s is of the claim %s, whose class is not thin", file, e.Metadata.Name, of)
+			}
+		}
+	}
+	if snapshots == 0 {
+		t.Error("no example has a snapshot")
 	}
 }

@@ -15,12 +15,13 @@ import (
 // object is the part of a Kubernetes object that the tests check. Whether objects have the
 // API's form is checked by the API server, in e2e/kube.
 type object struct {
-	Kind     string
-	Metadata struct{ Name, Namespace string }
-	Rules    []rule
-	RoleRef  struct{ Kind, Name string }
-	Subjects []struct{ Kind, Name, Namespace string }
-	Spec     struct {
+	Kind       string
+	Metadata   struct{ Name, Namespace string }
+	Rules      []rule
+	RoleRef    struct{ Kind, Name string }
+	Subjects   []struct{ Kind, Name, Namespace string }
+	Parameters map[string]any // of a StorageClass
+	Spec       struct {
 		Template struct {
 			Metadata struct{ Labels map[string]string }
 			Spec     podSpec

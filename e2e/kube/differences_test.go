@@ -70,7 +70,7 @@ spec:
 func differences(t *testing.T, l *Lab) {
 	l.Apply(backupTool)
 	l.startSnapshotMetadata(t)
-	l.Apply(class("thin", "copies: '2', thin: 'true'", "") + claim{name: "origin", class: "thin", block: true}.String() + pod{name: "writer", claim: "origin", block: true}.String())
+	l.Apply(claim{name: "origin", class: "weft-thin", block: true}.String() + pod{name: "writer", claim: "origin", block: true}.String())
 	ready(l, "writer")
 	write := func(mib ...int) {
 		for _, at := range mib {
@@ -92,7 +92,7 @@ func differences(t *testing.T, l *Lab) {
 	if most := int64(2 << 20); all == 0 || all > most || delta == 0 || delta > most {
 		t.Errorf("of 256 MiB, %d bytes are held and %d differ, want some and %d at most: 120 KiB and 96 KiB were written", all, delta, most)
 	}
-	l.Apply(claim{name: "old", class: "thin", from: "volumesnapshot/monday", block: true}.String() + claim{name: "new", class: "thin", from: "volumesnapshot/tuesday", block: true}.String() +
+	l.Apply(claim{name: "old", class: "weft-thin", from: "volumesnapshot/monday", block: true}.String() + claim{name: "new", class: "weft-thin", from: "volumesnapshot/tuesday", block: true}.String() +
 		fmt.Sprintf(backupPod, parts.Busybox))
 	ready(l, "backup")
 	if sh(l, "backup", "cmp -s /dev/old /dev/new && echo same || echo different") != "different" {
@@ -114,7 +114,7 @@ func differences(t *testing.T, l *Lab) {
 
 	l.Kubectl("delete", "clusterrolebinding", "backup", "stranger")
 	l.Kubectl("delete", "clusterrole", "backup", "stranger")
-	remove(l, "pod/writer", "pod/backup", "pvc/old", "pvc/new", "volumesnapshot/monday", "volumesnapshot/tuesday", "pvc/origin", "storageclass/thin",
+	remove(l, "pod/writer", "pod/backup", "pvc/old", "pvc/new", "volumesnapshot/monday", "volumesnapshot/tuesday", "pvc/origin",
 		"serviceaccount/backup", "serviceaccount/stranger")
 }
 

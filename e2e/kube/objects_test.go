@@ -56,6 +56,7 @@ spec:
 type pod struct {
 	name, claim, node string // node "": the scheduler's choice
 	command           string // of sh; "": sleeps
+	capability        string // one that containers do not have by default, "SYS_ADMIN"
 	block, readOnly   bool
 }
 
@@ -66,6 +67,9 @@ func (p pod) String() string {
 	}
 	if p.block {
 		volume = "volumeDevices: [{name: v, devicePath: /dev/volume}]"
+	}
+	if p.capability != "" {
+		volume += "\n    securityContext: {capabilities: {add: [" + p.capability + "]}}"
 	}
 	return fmt.Sprintf(`---
 apiVersion: v1

@@ -14,7 +14,8 @@ import (
 	"weft.dev/weft/e2e/kube/parts"
 )
 
-// snapshotOf is a VolumeSnapshot of a claim, with the class that the manifests have.
+// snapshotOf is a VolumeSnapshot of a claim, with the class that the manifests have. So has the claim: out
+// of the box, claims of weft-thin have snapshots.
 func snapshotOf(name, claim string) string {
 	return fmt.Sprintf(`---
 apiVersion: snapshot.storage.k8s.io/v1
@@ -32,7 +33,7 @@ const numbers = `i=0; while :; do i=$((i+1)); echo $i >> /data/log && sync -d /d
 // snapshots takes a snapshot and a clone of a claim while a pod writes it. Pods on both nodes read what
 // was there at each moment, whatever happens to the claim afterwards.
 func snapshots(t *testing.T, l *Lab) {
-	l.Apply(class("thin", "copies: '2', thin: 'true'", "") + claim{name: "origin", class: "thin"}.String() +
+	l.Apply(claim{name: "origin", class: "weft-thin"}.String() +
 		pod{name: "writer", claim: "origin", node: "n1", command: numbers}.String())
 	ready(l, "writer")
 	sh(l, "writer", "echo monday > /data/day; sync -d /data/day")
@@ -54,8 +55,8 @@ func snapshots(t *testing.T, l *Lab) {
 	sh(l, "writer", "echo tuesday > /data/day; sync -d /data/day")
 	atLeast := written()
 	start = time.Now()
-	l.Apply(claim{name: "restored", class: "thin", from: "volumesnapshot/monday", size: "512Mi"}.String() + pod{name: "restored", claim: "restored", node: "n2"}.String() +
-		claim{name: "clone", class: "thin", from: "pvc/origin"}.String() + pod{name: "clone", claim: "clone", node: "n1"}.String())
+	l.Apply(claim{name: "restored", class: "weft-thin", from: "volumesnapshot/monday", size: "512Mi"}.String() + pod{name: "restored", claim: "restored", node: "n2"}.String() +
+		claim{name: "clone", class: "weft-thin", from: "pvc/origin"}.String() + pod{name: "clone", claim: "clone", node: "n1"}.String())
 	ready(l, "restored", "clone")
 	t.Logf("from nothing to pods with the claims that begin as it: %v", time.Since(start).Round(time.Millisecond))
 	is(t, "what the snapshot has", sh(l, "restored", "cat /data/day"), "monday")
@@ -78,7 +79,7 @@ func snapshots(t *testing.T, l *Lab) {
 	remove(l, "volumesnapshot/monday")
 	sh(l, "restored", "echo mine > /data/day; sync -d /data/day")
 	is(t, "what the clone has in the end", sh(l, "clone", "cat /data/day"), "tuesday")
-	remove(l, "pod/restored", "pod/clone", "pvc/restored", "pvc/clone", "storageclass/thin")
+	remove(l, "pod/restored", "pod/clone", "pvc/restored", "pvc/clone")
 }
 
 // group is a class and a VolumeGroupSnapshot of the claims with a label. The chart has the class where
@@ -118,7 +119,7 @@ spec:
 // groupSnapshot takes snapshots of two claims at one moment: no write is in one of them without those
 // that were acknowledged before it in the other.
 func groupSnapshot(t *testing.T, l *Lab) {
-	l.Apply(class("thin", "copies: '2', thin: 'true'", "") + claim{name: "first", class: "thin", block: true}.String() + claim{name: "second", class: "thin", block: true}.String() +
+	l.Apply(claim{name: "first", class: "weft-thin", block: true}.String() + claim{name: "second", class: "weft-thin", block: true}.String() +
 		fmt.Sprintf(twoClaims, parts.Busybox))
 	l.Kubectl("label", "pvc", "first", "second", "of=shop")
 	ready(l, "shop")
@@ -135,7 +136,7 @@ func groupSnapshot(t *testing.T, l *Lab) {
 	for line := range strings.Lines(l.Kubectl("get", "volumesnapshot", "--output=jsonpath={range .items[*]}{.spec.source.persistentVolumeClaimName} {.metadata.name}{'\\n'}{end}")) {
 		claimed, snapshot, _ := strings.Cut(strings.TrimSpace(line), " ")
 		snapshots = append(snapshots, claimed)
-		l.Apply(claim{name: "of-" + claimed, class: "thin", from: "volumesnapshot/" + snapshot, block: true}.String() + pod{name: "of-" + claimed, claim: "of-" + claimed, block: true}.String())
+		l.Apply(claim{name: "of-" + claimed, class: "weft-thin", from: "volumesnapshot/" + snapshot, block: true}.String() + pod{name: "of-" + claimed, claim: "of-" + claimed, block: true}.String())
 	}
 	if slices.Sort(snapshots); !slices.Equal(snapshots, []string{"first", "second"}) {
 		t.Fatalf("the group has snapshots of %q\n%s", snapshots, l.Trouble())
@@ -152,5 +153,5 @@ func groupSnapshot(t *testing.T, l *Lab) {
 		t.Errorf("the first snapshot has number %d and the second one %d, which was written after the same in the first", first, second)
 	}
 	is(t, "what the writer says", l.Kubectl("logs", "shop"), "")
-	remove(l, "volumegroupsnapshot/both", "volumegroupsnapshotclass/weft", "pod/shop", "pod/of-first", "pod/of-second", "pvc/first", "pvc/second", "pvc/of-first", "pvc/of-second", "storageclass/thin")
+	remove(l, "volumegroupsnapshot/both", "volumegroupsnapshotclass/weft", "pod/shop", "pod/of-first", "pod/of-second", "pvc/first", "pvc/second", "pvc/of-first", "pvc/of-second")
 }

@@ -31,6 +31,7 @@ func TestKubeVolumes(t *testing.T) {
 		{"allowed topologies are where pods and legs are", topology},
 		{"one file system read by pods on two nodes", readOnlyMany},
 		{"one raw device written by pods on two nodes", sharedBlock},
+		{"a trimmed file system gives its space back", trim},
 		{"snapshots and clones of a claim that is written", snapshots},
 		{"a snapshot of two claims at one moment", groupSnapshot},
 		{"a backup of what differs between two snapshots", differences},
@@ -83,6 +84,30 @@ func fileSystem(t *testing.T, l *Lab) {
 	t.Logf("from the pod's deletion to one on another node: %v", time.Since(start).Round(time.Millisecond))
 	is(t, "the file on the other node", sh(l, "second", "cat /data/file"), "here it is")
 	remove(l, "pod/second", "pvc/fs")
+}
+
+// trim deletes a file and runs fstrim in the pod: the space of its data is free again on both copies.
+func trim(t *testing.T, l *Lab) {
+	const size = 64 << 20
+	l.Apply(claim{name: "trim", class: "weft-thin"}.String() + pod{name: "trim", claim: "trim", capability: "SYS_ADMIN"}.String()) // for fstrim
+	ready(l, "trim")
+	uses := func(what string, right func(used uint64) bool) (used uint64) {
+		eventually(l, time.Minute, what, func(context.Context) error {
+			if used = volumeOf(l, "trim").UsedBytes; !right(used) {
+				return fmt.Errorf("the volume uses %d bytes", used)
+			}
+			return nil
+		})
+		return used
+	}
+	sh(l, "trim", "dd if=/dev/urandom of=/data/file bs=1M count=64 2>/dev/null && sync")
+	with := uses("the volume has the file's space", func(used uint64) bool { return used >= 2*size })
+	sh(l, "trim", "rm /data/file && sync")
+	start := time.Now()
+	sh(l, "trim", "fstrim /data && sync") // the drives have a cache, and their space is free after a flush
+	without := uses("the file's space is free", func(used uint64) bool { return used <= with-2*size*9/10 })
+	t.Logf("of %d bytes, fstrim gave back %d within %v", with, with-without, time.Since(start).Round(time.Millisecond))
+	remove(l, "pod/trim", "pvc/trim")
 }
 
 func rawBlock(t *testing.T, l *Lab) {

@@ -188,8 +188,8 @@ type ManagerClient interface {
 	// decision is durable; flattening says how far it is. A repeated call has no effect.
 	FlattenVolume(ctx context.Context, in *FlattenVolumeRequest, opts ...grpc.CallOption) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
-	// the same volume. It asks the targets of their copies, which must be online and in user space. It
-	// returns some ranges at a time.
+	// the same volume. It asks the targets of their copies, which must be online. It returns some ranges at
+	// a time.
 	GetSnapshotRanges(ctx context.Context, in *GetSnapshotRangesRequest, opts ...grpc.CallOption) (*GetSnapshotRangesResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(ctx context.Context, in *GetCapacityRequest, opts ...grpc.CallOption) (*Capacity, error)
@@ -902,8 +902,8 @@ type ManagerServer interface {
 	// decision is durable; flattening says how far it is. A repeated call has no effect.
 	FlattenVolume(context.Context, *FlattenVolumeRequest) (*Volume, error)
 	// GetSnapshotRanges returns where a snapshot holds data, or where it differs from another snapshot of
-	// the same volume. It asks the targets of their copies, which must be online and in user space. It
-	// returns some ranges at a time.
+	// the same volume. It asks the targets of their copies, which must be online. It returns some ranges at
+	// a time.
 	GetSnapshotRanges(context.Context, *GetSnapshotRangesRequest) (*GetSnapshotRangesResponse, error)
 	// GetCapacity returns how much space there is for new volumes of a kind.
 	GetCapacity(context.Context, *GetCapacityRequest) (*Capacity, error)
