@@ -39,55 +39,24 @@ func Tail(ctx context.Context, o Options) error {
 		return err
 	}
 	defer client.stop()
-	limit, err := bareFrames(busy, serverCPU)
-	if err != nil {
+	b := &bench{Options: o, client: client, clientCPU: clientCPU}
+	defer func() {
+		for _, s := range b.servers {
+			s.stop()
+		}
+	}()
+	if err := b.tailServers(serverCPU); err != nil {
 		return err
 	}
-	defer limit.stop()
-	weft, err := ours("weft", job{Kind: "host"}, serverCPU, "memory")
-	if err != nil {
-		return err
-	}
-	defer weft.stop()
-	servers := []*server{limit, weft}
-	polled, err := spdk(weft, serverCPU)
-	if err != nil {
-		fmt.Fprintf(o.Out, "left out: SPDK: %v\n", err)
-	}
-	for _, s := range polled {
-		defer s.stop()
-		if s.polls && s.perf != "" { // both ends SPDK's
-			servers = append(servers, s)
-		}
-	}
-	var workloads []workload
-	for _, w := range inMemory {
-		if w.size == 4096 && w.depth == 32 {
-			workloads = append(workloads, w)
-		}
-	}
-
-	b := &bench{Options: o, client: client, clientCPU: clientCPU, servers: servers}
+	workloads := slices.DeleteFunc(slices.Clone(inMemory), func(w workload) bool { return w.size != 4096 || w.depth != 32 })
 	found := make([][]tails, len(workloads))
 	for i := range found {
-		found[i] = make([]tails, len(servers))
+		found[i] = make([]tails, len(b.servers))
 	}
 	for end := time.Now().Add(time.Duration(o.Seconds * float64(time.Second))); time.Now().Before(end); {
 		for i, w := range workloads {
-			for k, s := range servers {
-				b.Seconds = shortTurn
-				if s == weft {
-					b.Seconds = longTurn
-				}
-				got, err := b.one(ctx, s, w)
-				if err != nil {
-					return errors.Join(fmt.Errorf("%s on %s: %w", w.name, s.name, err), ctx.Err())
-				}
-				t := &found[i][k]
-				t.turns = append(t.turns, got.P999)
-				if got.Latencies != nil {
-					t.all.merge(got.Latencies)
-				}
+			if err := b.turns(ctx, w, found[i]); err != nil {
+				return err
 			}
 		}
 	}
@@ -95,10 +64,49 @@ func Tail(ctx context.Context, o Options) error {
 		fmt.Fprintf(o.Out, "\n%s\n", w.name)
 		t := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', tabwriter.AlignRight)
 		fmt.Fprintln(t, "\tI/Os\tp50\tp99\tp99.9\tp99.99\tmost\tturns\tp99.9 of a turn, median\tmost\t")
-		for k, s := range servers {
+		for k, s := range b.servers {
 			found[i][k].print(t, s.name)
 		}
 		t.Flush()
+	}
+	return nil
+}
+
+// tailServers starts the servers of Tail.
+func (b *bench) tailServers(cpu int) error {
+	limit, err := bareFrames(busy, cpu)
+	if err != nil {
+		return err
+	}
+	b.servers = append(b.servers, limit)
+	weft, err := ours("weft", job{Kind: "host"}, cpu, "memory")
+	if err != nil {
+		return err
+	}
+	b.servers = append(b.servers, weft)
+	polled, err := spdk(weft, cpu)
+	if err != nil {
+		fmt.Fprintf(b.Out, "left out: SPDK: %v\n", err)
+	}
+	b.servers = append(b.servers, slices.DeleteFunc(polled, func(s *server) bool { return !s.polls })...)
+	return nil
+}
+
+// turns runs a workload on each server once.
+func (b *bench) turns(ctx context.Context, w workload, found []tails) error {
+	for k, s := range b.servers {
+		b.Seconds = shortTurn
+		if s.name == "weft" {
+			b.Seconds = longTurn
+		}
+		got, err := b.one(ctx, s, w)
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s on %s: %w", w.name, s.name, err), ctx.Err())
+		}
+		found[k].turns = append(found[k].turns, got.P999)
+		if got.Latencies != nil {
+			found[k].all.merge(got.Latencies)
+		}
 	}
 	return nil
 }
