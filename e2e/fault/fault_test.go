@@ -33,8 +33,9 @@ var (
 	members = flag.Int("managers", 0, "how many managers there are, 1 or 3; 0: that depends on the seed")
 	only    = flag.String("only", "", "these faults alone, separated by commas")
 	sums    = flag.Bool("integrity", false, "volumes keep checksums")
-	thinly  = flag.Bool("thin", false, "volumes are thin")
+	thinly  = flag.Bool("thin", false, "volumes are thin, and snapshots are taken of them")
 	shots   = flag.Bool("snapshots", false, "snapshots are taken of volumes that are not thin")
+	plainly = flag.Bool("plain", false, "volumes are not thin and have no snapshots; without one of these flags, that depends on the seed")
 	logFile = flag.String("log", "", "file for what the daemons log")
 )
 
@@ -97,10 +98,10 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		if w.disk {
 			c.stores = t.TempDir()
 		}
-		c.user.flushes, c.integrity, c.thin = w.flushes, *sums, *thinly
+		c.user.flushes, c.integrity, c.thin = w.flushes, *sums, w.thin
 		c.members, c.quorum = w.managers, w.quorum
 		lie(c)
-		if c.thin || *shots {
+		if c.thin || w.snapshots {
 			c.roomForSnapshots()
 		}
 	})
@@ -124,7 +125,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 	}
 	c.user.work(seed, 6)
 	c.clerk = c.newClerk(seed)
-	if c.thin || *shots {
+	if c.thin || w.snapshots {
 		c.archive = c.newArchive(seed)
 	}
 	f := &chaos{cluster: c, world: w, random: random}
@@ -148,6 +149,9 @@ type world struct {
 	disk    bool   // the manager's store is on a disk
 	dark    bool   // targets lose power once the volume has been created
 	rails   bool   // targets are reached on two rails
+
+	thin      bool // volumes are thin, with snapshots
+	snapshots bool // volumes that are not thin have snapshots
 
 	managers int
 	quorum   bool // a single manager keeps its records as several do
@@ -178,6 +182,10 @@ func newWorld(seed uint64) world {
 	case n == 1:
 		w.caches = "mixed"
 	}
+	w.thin, w.snapshots = seed%9 == 3, seed%9 == 6 // they take five times as long
+	if *thinly || *shots || *plainly || *sums {
+		w.thin, w.snapshots = *thinly, *shots
+	}
 	return w
 }
 
@@ -187,8 +195,8 @@ func (w world) volatile(target int) bool {
 }
 
 func (w world) String() string {
-	return fmt.Sprintf("%v, caches: %s, one flush in %d operations, store on a disk: %v, two rails: %v, managers: %d, a quorum even of one: %v",
-		w.layout, w.caches, w.flushes, w.disk, w.rails, w.managers, w.quorum)
+	return fmt.Sprintf("%v, thin: %v, snapshots: %v, caches: %s, one flush in %d operations, store on a disk: %v, two rails: %v, managers: %d, a quorum even of one: %v",
+		w.layout, w.thin, w.thin || w.snapshots, w.caches, w.flushes, w.disk, w.rails, w.managers, w.quorum)
 }
 
 // tell prints what happened, if a life failed.

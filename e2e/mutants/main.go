@@ -186,7 +186,7 @@ func (m *mutation) tests(o options) []string {
 		return []string{"-run", "^" + m.directed + "$", "./e2e/fault"}
 	}
 	if o.faults > 0 {
-		return []string{"-run", "TestNothingIsLost", "./e2e/fault", "-faults", fmt.Sprint(o.faults)}
+		return []string{"-run", "TestNothingIsLost", "./e2e/fault", "-plain", "-faults", fmt.Sprint(o.faults)}
 	}
 	arguments := slices.Concat(m.packages, m.flags)
 	if m.run != "" {
