@@ -66,6 +66,8 @@ type Config struct {
 	// HealAfter is how long a volume that lacks a copy has to be detached before a host copies to its
 	// legs; 0 means cluster.DefaultHealAfter, below 0 never.
 	HealAfter time.Duration
+	// Overcommit is how many times its size a drive may promise to volumes; 0 means cluster.DefaultOvercommit.
+	Overcommit float64
 	// HoldFor is how long hosts hold I/O for a snapshot at most; 0 means cluster.DefaultHoldFor.
 	HoldFor time.Duration
 
@@ -106,7 +108,7 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) policy() cluster.Policy {
-	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)), HoldFor: c.HoldFor}
+	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)), HoldFor: c.HoldFor, Overcommit: c.Overcommit}
 }
 
 // Manager is a volume manager. Register its services, then Run it.

@@ -39,6 +39,7 @@ type volmgrOptions struct {
 	replaceAfter    time.Duration
 	healAfter       time.Duration
 	holdFor         time.Duration
+	overcommit      float64
 	kubernetes      manager.Kubernetes
 	console         console.Served
 }
@@ -81,6 +82,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	cmd.Flags().StringVar(&o.dataDir, "data-dir", defaultDataDir, "`directory` of the store, created by \"weft volmgr init\"")
 	cmd.Flags().BoolVar(&o.awaitStore, "await-store", false, "if there is no store, wait for one instead of ending")
 	cmd.Flags().DurationVar(&o.holdFor, "snapshot-hold", cluster.DefaultHoldFor, "for a snapshot, have hosts hold I/O for this `duration` at most; 1m0s at most")
+	cmd.Flags().Float64Var(&o.overcommit, "overcommit", cluster.DefaultOvercommit, "let a drive promise so many `times` its size to volumes, thin and others; 1 means no more than it has")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	cmd.Flags().DurationVar(&o.healAfter, "heal-after", cluster.DefaultHealAfter, "have a host copy to the legs of a volume that lacks a copy and was detached for this `duration`; 0 means never")
 	cmd.Flags().StringVar(&o.console.Listen, "console", "", "`address` at which to show the cluster in browsers; see \"weft console --at\"")
@@ -198,7 +200,7 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if err != nil {
 		return err
 	}
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, HealAfter: o.healAfter, HoldFor: o.holdFor, Address: o.advertised,
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, HealAfter: o.healAfter, HoldFor: o.holdFor, Overcommit: o.overcommit, Address: o.advertised,
 		Keys: keys}
 	if err := o.kubernetes.Apply(&c); err != nil {
 		return err
@@ -211,6 +213,9 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	}
 	if o.healAfter == 0 {
 		c.HealAfter = -1
+	}
+	if !(o.overcommit >= 1 && o.overcommit <= cluster.MaxOvercommit) {
+		return fmt.Errorf("--overcommit %v: must be from 1 to %v", o.overcommit, cluster.MaxOvercommit)
 	}
 	if o.holdFor < 0 || o.holdFor > cluster.MaxHoldFor {
 		return fmt.Errorf("--snapshot-hold %v: must be %v at most", o.holdFor, cluster.MaxHoldFor)

@@ -829,6 +829,7 @@ type observed struct {
 	Began         time.Time                                 `json:"began"`
 	HasMaster     bool                                      `json:"has_master"` // of the keys; explanations say what follows from that
 	ReplaceAfter  time.Duration                             `json:"replace_after"`
+	Overcommit    float64                                   `json:"overcommit,omitzero"`
 	Targets       map[block.NodeName]observedTarget         `json:"targets"`
 	Initiators    map[block.NodeName]observedInitiator      `json:"initiators"`
 	ForeignAgents []observedForeign                         `json:"foreign_agents"`
@@ -894,7 +895,7 @@ type observedStop struct {
 // Observed is what readers see of s and no record holds, as JSON. LoadObserved reads it.
 func (s *State) Observed() ([]byte, error) {
 	o := observed{
-		Now: s.now, Began: s.began, HasMaster: !s.master.IsZero(), ReplaceAfter: s.policy.ReplaceAfter, Trials: s.trials.All(), Away: s.away, Asked: s.asked,
+		Now: s.now, Began: s.began, HasMaster: !s.master.IsZero(), ReplaceAfter: s.policy.ReplaceAfter, Overcommit: s.policy.Overcommit, Trials: s.trials.All(), Away: s.away, Asked: s.asked,
 		Targets: map[block.NodeName]observedTarget{}, Initiators: map[block.NodeName]observedInitiator{},
 		Fences: map[block.VolumeID]observedFence{}, Stopping: map[block.NodeName]observedStop{},
 	}
@@ -976,7 +977,7 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 	if o.HasMaster {
 		s.master = keys.Make([32]byte{}) // in its place; nothing that readers are told follows from its value
 	}
-	s.now, s.began, s.policy.ReplaceAfter = o.Now, o.Began, o.ReplaceAfter
+	s.now, s.began, s.policy.ReplaceAfter, s.policy.Overcommit = o.Now, o.Began, o.ReplaceAfter, o.Overcommit
 	for name, x := range o.Targets {
 		s.targets[name] = x.target(s)
 	}

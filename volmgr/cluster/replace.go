@@ -42,6 +42,8 @@ type Policy struct {
 	// HealAfter is how long a volume has been detached, and in want of a copy, before a host copies to
 	// its legs; 0: none does.
 	HealAfter time.Duration
+	// Overcommit is how many times its size a drive may promise to volumes; 0: DefaultOvercommit.
+	Overcommit float64
 	// HoldFor is how long a host holds I/O for a snapshot at most; 0: DefaultHoldFor.
 	HoldFor time.Duration
 }

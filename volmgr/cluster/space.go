@@ -24,8 +24,14 @@ import (
 // when its target has acted on the return and its label lists it no more. What a label lists and no
 // record has, as after a restore of an older backup, is taken for granted.
 
-// overcommit is how many times its size a drive may promise to volumes, thin and others.
-const overcommit = 10
+// DefaultOvercommit is how many times its size a drive may promise to volumes, thin and others, and
+// MaxOvercommit the most that can be asked for.
+const (
+	DefaultOvercommit = 10
+	MaxOvercommit     = 1000
+)
+
+func (s *State) overcommit() float64 { return cmp.Or(s.policy.Overcommit, DefaultOvercommit) }
 
 // thinLevel is the level from which on there are thin volumes.
 const thinLevel block.Level = 3
@@ -100,12 +106,12 @@ func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Re
 // promise is a drive as the placement of thin legs sees it: with what it may promise, and what it has
 // promised. A drive without a single extent for another tree has nothing to promise.
 func (s *State) promise(d *Drive) (total, used uint32) {
-	total = uint32(min(uint64(d.Extents)*overcommit, 1<<31))
+	total = uint32(min(float64(d.Extents)*s.overcommit(), 1<<31))
 	used = s.promised.Get(d.ID)
 	if s.free(d.ID) == 0 && s.reserve(d) == 0 {
 		used = total
 	}
-	return total, used
+	return total, min(used, total) // it may have been allowed to promise more
 }
 
 // reserve is how many extents granted to a drive's trees none of them has, by the newest report.
@@ -296,9 +302,9 @@ func (s *State) mayPromiseMore(v *Volume, more map[block.DriveID]uint64) error {
 		if total, used := s.promise(d); uint64(used)+more[id] > uint64(total) {
 			return (&Error{
 				Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "size_bytes", Object: v.object(),
-				Text: fmt.Sprintf("%s: %s has promised %s of the %s that it may promise, %d times its size", v.object(), d.object(),
-					(block.Size(used) * block.ExtentSize).Short(), (block.Size(total) * block.ExtentSize).Short(), overcommit),
-			}).hint("add drives, or delete volumes with legs there")
+				Text: fmt.Sprintf("%s: %s has promised %s of the %s that it may promise, %v times its size", v.object(), d.object(),
+					(block.Size(used) * block.ExtentSize).Short(), (block.Size(total) * block.ExtentSize).Short(), s.overcommit()),
+			}).hint("add drives, delete volumes with legs there, or let drives promise more: `weft volmgr --overcommit`")
 		}
 	}
 	return nil

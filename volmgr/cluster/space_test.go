@@ -290,6 +290,36 @@ func TestADrivePromisesTenTimesItsSize(t *testing.T) {
 	}
 }
 
+// An operator says how much drives may promise. What was promised before stays so.
+func TestHowMuchDrivesMayPromiseIsAPolicy(t *testing.T) {
+	x := newThinTarget(t, 100)
+	if err := x.create("first", true, 20*block.GiB, 1); err != nil {
+		t.Fatal(err)
+	}
+	x.settles()
+	for i, c := range []struct {
+		overcommit  float64
+		size        block.Size
+		fits        bool
+		left        block.Size
+		description string
+	}{
+		{1, 5 * block.GiB, true, 0, "a drive of 25 GiB promises 25 GiB"},
+		{1, block.GiB, false, 0, "and no more"},
+		{0.5, block.GiB, false, 0, "nor if it has promised more than it may"},
+		{1.5, 10 * block.GiB, true, 2*block.GiB + 512*block.MiB, "half as much again"},
+	} {
+		x.s.SetPolicy(Policy{Overcommit: c.overcommit})
+		if err := x.create(fmt.Sprintf("v%d", i), true, c.size, 2+i); (err == nil) != c.fits {
+			t.Errorf("%s: %v", c.description, err)
+		}
+		x.settles()
+		if got, err := x.s.Capacity(CreateVolume{Copies: 1, Stripes: 1, Thin: true}); err != nil || got.Available != c.left {
+			t.Errorf("%s: %v are left, %v; want %v", c.description, got.Available, err, c.left)
+		}
+	}
+}
+
 // Kubernetes is told what may be promised: the drive has less.
 func TestTheCapacityForThinVolumesIsWhatMayBePromised(t *testing.T) {
 	x := newThinTarget(t, 100)
