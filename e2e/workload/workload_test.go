@@ -3,7 +3,9 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,5 +120,73 @@ func TestRateIsKept(t *testing.T) {
 	acks := writeSome(t, path)
 	if n := strings.Count(acks, "\n"); n > int(2*2000*time.Since(start).Seconds())+16 {
 		t.Errorf("%d writes in %v at a rate of 2000 per second", n, time.Since(start))
+	}
+}
+
+func TestReadsBesideWritesFindWhatTheyMay(t *testing.T) {
+	path := device(t, 1<<20)
+	var out strings.Builder
+	if err := run(t.Context(), []string{"write", "-device", path, "-span", "1MiB", "-for", "300ms", "-rate", "2000", "-reads", "2000"}, nil, &out); err != nil {
+		t.Skipf("no O_DIRECT on the file system of the test's directory: %v", err)
+	}
+	found := map[string]int{}
+	for line := range strings.Lines(out.String()) {
+		found[line[:1]]++
+		if line[0] == 'E' {
+			t.Error(line)
+		}
+	}
+	if found["R"] == 0 || found["A"] == 0 {
+		t.Errorf("%d reads and %d writes, want some of both", found["R"], found["A"])
+	}
+}
+
+// Write 10 of block 7 is acknowledged, 12 has begun, and earlier writers ended before 5.
+func TestAReadIsJudged(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		block func([]byte)
+		begun uint64 // when the read began
+		want  string
+	}{
+		{"of the acknowledged write", func(b []byte) { fill(b, 7, 10) }, 12, "R 7 10 "},
+		{"of a write under way", func(b []byte) { fill(b, 7, 12) }, 12, "R 7 12 "},
+		{"of an older write", func(b []byte) { fill(b, 7, 9) }, 12, "E 7 9 0 0 read: stale: "},
+		{"of an earlier writer's block", func(b []byte) { fill(b, 7, 4) }, 12, "E 7 4 0 0 read: stale: "},
+		{"of a blank block", func(b []byte) { clear(b) }, 12, "E 7 0 0 0 read: stale: "},
+		{"of a write that has not begun", func(b []byte) { fill(b, 7, 13) }, 12, "E 7 13 0 0 read: holds write 13, and none after 12 "},
+		{"of a torn block", func(b []byte) { fill(b, 7, 10); clear(b[512:1024]) }, 12, "E 7 0 0 0 read: crc "},
+		{"of a block that is torn by a write", func(b []byte) { fill(b, 7, 10); clear(b[512:1024]) }, 10, ""},
+	} {
+		var out strings.Builder
+		w := &writer{out: bufio.NewWriter(&out), history: newHistory(5)}
+		w.begun[7] = 12
+		w.learn(7, 10)
+		b := make([]byte, blockSize)
+		c.block(b)
+		w.judge(reading{block: 7, oldest: 10, begun: c.begun}, b, time.Unix(0, 0), time.Unix(0, 0), nil)
+		w.out.Flush()
+		if got := out.String(); !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("a read %s says %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// What a read has found, later ones must find, too. Of a block that this writer has not written, it knows that an
+// earlier writer's data is older.
+func TestReadsDoNotGoBack(t *testing.T) {
+	var out strings.Builder
+	w := &writer{rand: rand.New(rand.NewPCG(1, 0)), out: bufio.NewWriter(&out), history: newHistory(5)}
+	b := make([]byte, blockSize)
+	for _, seq := range []uint64{4, 3, 5} {
+		fill(b, 0, seq)
+		w.judge(w.look(1), b, time.Unix(0, 0), time.Unix(0, 0), nil)
+	}
+	w.out.Flush()
+	want := []string{"R 0 4 ", "E 0 3 ", "E 0 5 "}
+	for i, line := range strings.SplitN(strings.TrimSpace(out.String()), "\n", len(want)) {
+		if !strings.HasPrefix(line, want[i]) {
+			t.Errorf("read %d says %q, want %q", i, line, want[i])
+		}
 	}
 }
