@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -141,30 +142,43 @@ func TestReadsBesideWritesFindWhatTheyMay(t *testing.T) {
 	}
 }
 
-// Write 10 of block 7 is acknowledged, 12 has begun, and earlier writers ended before 5.
+// Write 10 is acknowledged when the read begins. Write 11 begins before the read does, while it lasts, or not until
+// it has ended. Earlier writers ended before 5.
 func TestAReadIsJudged(t *testing.T) {
+	holds := func(seq uint64) func([]byte) { return func(b []byte) { fill(b, 0, seq) } }
+	torn := func(b []byte) { fill(b, 0, 10); clear(b[512:1024]) }
 	for _, c := range []struct {
 		name  string
 		block func([]byte)
-		begun uint64 // when the read began
+		next  string // when write 11 begins
 		want  string
 	}{
-		{"of the acknowledged write", func(b []byte) { fill(b, 7, 10) }, 12, "R 7 10 "},
-		{"of a write under way", func(b []byte) { fill(b, 7, 12) }, 12, "R 7 12 "},
-		{"of an older write", func(b []byte) { fill(b, 7, 9) }, 12, "E 7 9 0 0 read: stale: "},
-		{"of an earlier writer's block", func(b []byte) { fill(b, 7, 4) }, 12, "E 7 4 0 0 read: stale: "},
-		{"of a blank block", func(b []byte) { clear(b) }, 12, "E 7 0 0 0 read: stale: "},
-		{"of a write that has not begun", func(b []byte) { fill(b, 7, 13) }, 12, "E 7 13 0 0 read: holds write 13, and none after 12 "},
-		{"of a torn block", func(b []byte) { fill(b, 7, 10); clear(b[512:1024]) }, 12, "E 7 0 0 0 read: crc "},
-		{"of a block that is torn by a write", func(b []byte) { fill(b, 7, 10); clear(b[512:1024]) }, 10, ""},
+		{"of the acknowledged write", holds(10), "after", "R 0 10 "},
+		{"of a write under way", holds(11), "before", "R 0 11 "},
+		{"of a write that began meanwhile", holds(11), "during", "R 0 11 "},
+		{"of a write that has not begun", holds(11), "after", "E 0 11 0 0 read: holds write 11, and none after 10 "},
+		{"of an older write", holds(9), "during", "E 0 9 0 0 read: stale: "},
+		{"of an earlier writer's block", holds(4), "after", "E 0 4 0 0 read: stale: "},
+		{"of a blank block", func(b []byte) { clear(b) }, "before", "E 0 0 0 0 read: stale: "},
+		{"of a torn block", torn, "after", "E 0 0 0 0 read: crc "},
+		{"of a block that a write under way tears", torn, "before", ""},
+		{"of a block that a write tears meanwhile", torn, "during", ""},
 	} {
 		var out strings.Builder
-		w := &writer{out: bufio.NewWriter(&out), history: newHistory(5)}
-		w.begun[7] = 12
-		w.learn(7, 10)
+		w := &writer{rand: rand.New(rand.NewPCG(1, 0)), next: 10, busy: map[uint64]bool{}, out: bufio.NewWriter(io.Discard), history: newHistory(5)}
+		block, seq := w.take(1)
+		w.done(block, seq, time.Time{}, time.Time{}, nil)
+		if c.next == "before" {
+			w.take(1)
+		}
+		r := w.look(1)
+		if c.next == "during" {
+			w.take(1)
+		}
 		b := make([]byte, blockSize)
 		c.block(b)
-		w.judge(reading{block: 7, oldest: 10, begun: c.begun}, b, time.Unix(0, 0), time.Unix(0, 0), nil)
+		w.out = bufio.NewWriter(&out)
+		w.judge(r, b, time.Unix(0, 0), time.Unix(0, 0), nil)
 		w.out.Flush()
 		if got := out.String(); !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
 			t.Errorf("a read %s says %q, want %q", c.name, got, c.want)
