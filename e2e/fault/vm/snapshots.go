@@ -41,23 +41,27 @@ func (l *life) ask() {
 		return // it may be taken nevertheless
 	}
 	if taken, err := l.decided(ctx, s); !taken {
-		l.say("snapshot %s is not taken: %v", s.name, err)
+		l.say("snapshot %s is not taken yet: %v", s.name, err)
 	}
 }
 
 // decided waits until a snapshot is taken, or there is none (codes.NotFound).
 func (l *life) decided(ctx context.Context, s *snapshot) (taken bool, err error) {
+	var state pb.VolumeState
 	for ; ; time.Sleep(200 * time.Millisecond) {
 		v, err := l.API.GetVolume(ctx, &pb.GetVolumeRequest{Volume: s.name})
+		if err == nil {
+			state = v.State
+		}
 		switch {
-		case err == nil && v.State == pb.VolumeState_VOLUME_STATE_READY:
+		case state == pb.VolumeState_VOLUME_STATE_READY:
 			// What the writer says may come a second late.
 			s.newest = l.writer.Next() + rate
 			return true, nil
 		case status.Code(err) == codes.NotFound:
 			return false, err
 		case ctx.Err() != nil:
-			return false, fmt.Errorf("it is %v after %v: %w", v.GetState(), takenIn, ctx.Err())
+			return false, fmt.Errorf("it is %v: %w", state, ctx.Err())
 		}
 	}
 }
