@@ -10,7 +10,7 @@
 //
 // Each life is a cluster of eight machines: three managers, three targets and two clients. A round
 // begins up to three faults, one after another, and ends them in another order. Then everything must
-// heal: the volume has all its copies within four minutes, and the program, which has seen no error,
+// heal: the volume has all its copies within four minutes (ten if it is thin), and the program, which has seen no error,
 // goes on writing. Every block of the volume is a register: each write of it has a number of its own,
 // which is acknowledged, or not known if the program's machine died. After a round, each block must
 // hold its last acknowledged number or a later one that was written, whole. Reads beside the writes, also
