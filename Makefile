@@ -117,8 +117,8 @@ faults: ## inject thousands of faults into the user-space path, with new seeds (
 faults-quorum: ## the same with three volume managers, which share their records (FAULTS=3000)
 	go test -count=1 -timeout 60m -run 'TestNothingIsLost|TestTheAPIIsLinearizable' ./e2e/fault -managers 3 -faults $${FAULTS:-3000} -first $$(date +%s)
 
-faults-vm: install ## inject faults into virtual machines with real kernels, on the kernel path; 25 faults take 7 minutes (FAULTS=500 KERNEL=6.12)
-	go run ./e2e/fault/vm -faults $${FAULTS:-500}
+faults-vm: install ## inject faults into virtual machines with real kernels, on the kernel path; 25 faults take 7 minutes (FAULTS=500 KERNEL=6.12 KIND=thin FIRST=7)
+	go run ./e2e/fault/vm -faults $${FAULTS:-500} $(if $(KIND),-kind $(KIND)) $(if $(FIRST),-first $(FIRST))
 
 explore: ## visit everything that can happen in small clusters, larger ones than in the unit tests (CONFIG='{"Copies":2,"Hosts":1,"Writes":2,"Cuts":2,"Lates":1}' DEPTH=20 STATES=1000000)
 	go test -count=1 -v -timeout 3h -run Configurations ./e2e/explore $(if $(CONFIG),-config '$(CONFIG)',-larger) -depth $${DEPTH:-0} -states $${STATES:-3000000}

@@ -12,10 +12,11 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// Create creates a volume and waits until it is ready.
-func (b *Bed) Create(name, size string, stripes, copies int) *pb.Volume {
+// Create creates a volume, with more flags such as "--thin", and waits until it is ready.
+func (b *Bed) Create(name, size string, stripes, copies int, flags ...string) *pb.Volume {
 	b.T.Helper()
-	b.Weft("volume", "create", name, "--size", size, "--stripes", fmt.Sprint(stripes), "--copies", fmt.Sprint(copies), "--chunk-size", "64KiB", "--wait")
+	create := []string{"volume", "create", name, "--size", size, "--stripes", fmt.Sprint(stripes), "--copies", fmt.Sprint(copies), "--chunk-size", "64KiB", "--wait"}
+	b.Weft(append(create, flags...)...)
 	return b.Volume(name)
 }
 

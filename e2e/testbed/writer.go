@@ -32,6 +32,7 @@ type Writer struct {
 	mu     sync.Mutex
 	rest   []byte // of an incomplete line
 	log    []Ack
+	reads  int
 	errors []string
 }
 
@@ -39,12 +40,18 @@ type Writer struct {
 // second (0: as fast as possible). next is the first sequence number: 1, or the Next of an
 // earlier writer, which wrote the blocks in another order.
 func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint64) *Writer {
+	return b.WriteAndRead(client, device, span, rate, 0, next)
+}
+
+// WriteAndRead is Write with so many reads per second beside the writes. One that finds what it must not is an error
+// that the application sees.
+func (b *Bed) WriteAndRead(client *vm.Machine, device string, span, rate, reads int, next uint64) *Writer {
 	ctx, cancel := context.WithCancel(b.T.Context())
 	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1)}
 	go func() {
 		w.done <- client.Do(ctx, vm.Command{
 			Argv: []string{"workload", "write", "-device", device, "-span", fmt.Sprintf("%dMiB", span),
-				"-depth", "8", "-rate", fmt.Sprint(rate), "-first", fmt.Sprint(next), "-seed", fmt.Sprint(next)},
+				"-depth", "8", "-rate", fmt.Sprint(rate), "-reads", fmt.Sprint(reads), "-first", fmt.Sprint(next), "-seed", fmt.Sprint(next)},
 			Stdout: w,
 		})
 	}()
@@ -75,6 +82,10 @@ func (w *Writer) line(line string) {
 		w.log = append(w.log, a)
 		return
 	}
+	if strings.HasPrefix(line, "R ") {
+		w.reads++
+		return
+	}
 	w.errors = append(w.errors, line)
 }
 
@@ -83,6 +94,13 @@ func (w *Writer) Log() []Ack {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]Ack(nil), w.log...)
+}
+
+// Reads is how many reads have found what they may.
+func (w *Writer) Reads() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.reads
 }
 
 // Next is a sequence number that this writer has not used.

@@ -88,11 +88,14 @@ func (d *Daemon) Running() bool {
 	}
 }
 
-// Signal sends a signal to the daemon and its children. Its exit is then expected.
+// Signal sends a signal to the daemon and its children. Its exit is then expected, unless the signal only freezes
+// it or lets it go on.
 func (d *Daemon) Signal(ctx context.Context, sig syscall.Signal) error {
-	d.mu.Lock()
-	d.stopping = true
-	d.mu.Unlock()
+	if sig != syscall.SIGSTOP && sig != syscall.SIGCONT {
+		d.mu.Lock()
+		d.stopping = true
+		d.mu.Unlock()
+	}
 	r := guest.Request{Op: guest.OpSignal, Name: d.name, Signal: int(sig)}
 	if _, err := d.machine.request(ctx, r, nil, nil); err != nil {
 		return fmt.Errorf("signal %s on %s: %w", d.name, d.machine.name, err)

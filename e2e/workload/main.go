@@ -5,13 +5,18 @@
 // scenarios and in the demo, which read its output. The device can also be a namespace
 // served by weft dev.
 //
-//	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500]
+//	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500] [-reads 100]
 //	workload verify -device /dev/weft/db1 -span 64MiB [-newest 1000] < acknowledged
 //	workload relay :9100 /run/csi.sock
 //
 // write prints a line for each acknowledged write, "A block seq start_ns end_ns" with the
 // machine's clock, or "E block seq start_ns end_ns error" for a failed one. It ends after
 // -for, or cleanly on SIGTERM. A block has at most one write in flight.
+//
+// With -reads it also reads random blocks, and prints "R block seq start_ns end_ns" for each
+// read, and "E" for one that failed or found what it must not: a write older than the newest
+// that was acknowledged, or found by another read, before it began, or one that had not begun
+// when it ended. It knows of its own writes only; of earlier ones, that they are older.
 //
 // verify reads lines "block seq". It fails unless each such block holds that write or a
 // later one, but none after -newest, and every other block is intact or blank.
@@ -54,6 +59,7 @@ type options struct {
 	depth  int
 	seed   uint64
 	rate   int
+	reads  int
 	during time.Duration
 	first  uint64
 	known  bool
@@ -72,9 +78,10 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	flags.StringVar(&o.device, "device", "", "block device or file, or nvme-tcp://ADDRESS:PORT/SUBSYSTEM?host=ID")
 	flags.StringVar(&span, "span", "64MiB", "the part of the device to use, from its start")
-	flags.IntVar(&o.depth, "depth", 8, "writes in flight")
+	flags.IntVar(&o.depth, "depth", 8, "writes in flight, and reads")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the order of blocks")
 	flags.IntVar(&o.rate, "rate", 0, "writes per second in total; 0 means as fast as possible")
+	flags.IntVar(&o.reads, "reads", 0, "reads per second in total, beside the writes; 0: none")
 	flags.Uint64Var(&o.first, "first", 1, "first sequence number")
 	flags.BoolVar(&o.known, "known", false, "verify only the blocks that are known to have been written")
 	flags.Uint64Var(&o.newest, "newest", 0, "verify that no block holds a later write than this one; 0: any may be there")
@@ -124,6 +131,7 @@ type writer struct {
 	next uint64
 	busy map[uint64]bool
 	out  *bufio.Writer
+	history
 }
 
 func (w *writer) take(blocks uint64) (block, seq uint64) {
@@ -138,6 +146,7 @@ func (w *writer) take(blocks uint64) (block, seq uint64) {
 	w.busy[block] = true
 	seq = w.next
 	w.next++
+	w.begun[block] = seq
 	return block, seq
 }
 
@@ -149,6 +158,7 @@ func (w *writer) done(block, seq uint64, start, end time.Time, err error) {
 		fmt.Fprintf(w.out, "E %d %d %d %d %v\n", block, seq, start.UnixNano(), end.UnixNano(), err)
 		return
 	}
+	w.learn(block, seq)
 	fmt.Fprintf(w.out, "A %d %d %d %d\n", block, seq, start.UnixNano(), end.UnixNano())
 }
 
@@ -174,12 +184,16 @@ func write(ctx context.Context, o options, out io.Writer) error {
 		ctx, cancel = context.WithTimeout(ctx, o.during)
 		defer cancel()
 	}
-	f, err := open(o.device, os.O_WRONLY)
+	mode := os.O_WRONLY
+	if o.reads > 0 {
+		mode = os.O_RDWR
+	}
+	f, err := open(o.device, mode)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	w := &writer{rand: rand.New(rand.NewPCG(o.seed, 0)), next: o.first, busy: map[uint64]bool{}, out: bufio.NewWriter(out)}
+	w := &writer{rand: rand.New(rand.NewPCG(o.seed, 0)), next: o.first, busy: map[uint64]bool{}, out: bufio.NewWriter(out), history: newHistory(o.first)}
 	defer w.out.Flush()
 	flushing, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -200,6 +214,11 @@ func write(ctx context.Context, o options, out io.Writer) error {
 				}
 			}
 		})
+	}
+	if o.reads > 0 {
+		for range o.depth {
+			group.Go(func() { w.read(ctx, f, o) })
+		}
 	}
 	group.Wait()
 	return nil

@@ -3,7 +3,10 @@
 package main
 
 import (
+	"bufio"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,5 +121,86 @@ func TestRateIsKept(t *testing.T) {
 	acks := writeSome(t, path)
 	if n := strings.Count(acks, "\n"); n > int(2*2000*time.Since(start).Seconds())+16 {
 		t.Errorf("%d writes in %v at a rate of 2000 per second", n, time.Since(start))
+	}
+}
+
+func TestReadsBesideWritesFindWhatTheyMay(t *testing.T) {
+	path := device(t, 1<<20)
+	var out strings.Builder
+	if err := run(t.Context(), []string{"write", "-device", path, "-span", "1MiB", "-for", "300ms", "-rate", "2000", "-reads", "2000"}, nil, &out); err != nil {
+		t.Skipf("no O_DIRECT on the file system of the test's directory: %v", err)
+	}
+	found := map[string]int{}
+	for line := range strings.Lines(out.String()) {
+		found[line[:1]]++
+		if line[0] == 'E' {
+			t.Error(line)
+		}
+	}
+	if found["R"] == 0 || found["A"] == 0 {
+		t.Errorf("%d reads and %d writes, want some of both", found["R"], found["A"])
+	}
+}
+
+// Write 10 is acknowledged when the read begins. Write 11 begins before the read does, while it lasts, or not until
+// it has ended. Earlier writers ended before 5.
+func TestAReadIsJudged(t *testing.T) {
+	holds := func(seq uint64) func([]byte) { return func(b []byte) { fill(b, 0, seq) } }
+	torn := func(b []byte) { fill(b, 0, 10); clear(b[512:1024]) }
+	for _, c := range []struct {
+		name  string
+		block func([]byte)
+		next  string // when write 11 begins
+		want  string
+	}{
+		{"of the acknowledged write", holds(10), "after", "R 0 10 "},
+		{"of a write under way", holds(11), "before", "R 0 11 "},
+		{"of a write that began meanwhile", holds(11), "during", "R 0 11 "},
+		{"of a write that has not begun", holds(11), "after", "E 0 11 0 0 read: holds write 11, and none after 10 "},
+		{"of an older write", holds(9), "during", "E 0 9 0 0 read: stale: "},
+		{"of an earlier writer's block", holds(4), "after", "E 0 4 0 0 read: stale: "},
+		{"of a blank block", func(b []byte) { clear(b) }, "before", "E 0 0 0 0 read: stale: "},
+		{"of a torn block", torn, "after", "E 0 0 0 0 read: crc "},
+		{"of a block that a write under way tears", torn, "before", ""},
+		{"of a block that a write tears meanwhile", torn, "during", ""},
+	} {
+		var out strings.Builder
+		w := &writer{rand: rand.New(rand.NewPCG(1, 0)), next: 10, busy: map[uint64]bool{}, out: bufio.NewWriter(io.Discard), history: newHistory(5)}
+		block, seq := w.take(1)
+		w.done(block, seq, time.Time{}, time.Time{}, nil)
+		if c.next == "before" {
+			w.take(1)
+		}
+		r := w.look(1)
+		if c.next == "during" {
+			w.take(1)
+		}
+		b := make([]byte, blockSize)
+		c.block(b)
+		w.out = bufio.NewWriter(&out)
+		w.judge(r, b, time.Unix(0, 0), time.Unix(0, 0), nil)
+		w.out.Flush()
+		if got := out.String(); !strings.HasPrefix(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("a read %s says %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// What a read has found, later ones must find, too. Of a block that this writer has not written, it knows that an
+// earlier writer's data is older.
+func TestReadsDoNotGoBack(t *testing.T) {
+	var out strings.Builder
+	w := &writer{rand: rand.New(rand.NewPCG(1, 0)), out: bufio.NewWriter(&out), history: newHistory(5)}
+	b := make([]byte, blockSize)
+	for _, seq := range []uint64{4, 3, 5} {
+		fill(b, 0, seq)
+		w.judge(w.look(1), b, time.Unix(0, 0), time.Unix(0, 0), nil)
+	}
+	w.out.Flush()
+	want := []string{"R 0 4 ", "E 0 3 ", "E 0 5 "}
+	for i, line := range strings.SplitN(strings.TrimSpace(out.String()), "\n", len(want)) {
+		if !strings.HasPrefix(line, want[i]) {
+			t.Errorf("read %d says %q, want %q", i, line, want[i])
+		}
 	}
 }

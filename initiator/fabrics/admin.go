@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +15,15 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 )
 
+// adminLimit is how long the kernel waits for the answer to an admin command before it resets the controller, instead
+// of a minute. A process that is killed meanwhile does not end before that. And Linux 6.1 keeps a lost connection for
+// so long: its error recovery waits for the keep-alive that has timed out, and looks at that again only when the next
+// other command of the queue times out (BLK_EH_RESET_TIMER).
+const adminLimit = 5 * time.Second
+
 // Admin sends an admin command of Weft's own through a controller. Data goes to the target or comes from
 // it, as the command says. The error of the target is an nvmetcp.Status. If ctx ends first the call is
-// left behind: the kernel waits for the answer, and resets the controller if none comes for a minute.
+// left behind: the kernel waits for the answer, and resets the controller if none comes within adminLimit.
 func (t *Tree) Admin(ctx context.Context, c Controller, cmd nvmetcp.Command, data []byte) error {
 	path, own := filepath.Join(t.dev, c.Name), append([]byte(nil), data...)
 	object := fmt.Sprintf("%s, namespace %d", c.Name, cmd.NSID())
@@ -40,7 +47,7 @@ func admin(fd int, cmd nvmetcp.Command, data []byte) error {
 	if len(data) > 0 {
 		pin.Pin(&data[0])
 	}
-	p := passed(cmd, data, 0)
+	p := passed(cmd, data, adminLimit)
 	status, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlAdmin, uintptr(unsafe.Pointer(&p)))
 	if errno != 0 {
 		return fmt.Errorf("send an admin command: %w", errno)

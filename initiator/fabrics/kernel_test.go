@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/block/ramdisk"
+	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/nvmetcp/controller"
 )
 
@@ -239,6 +240,88 @@ func TestKernelRefusalsAreExplained(t *testing.T) {
 			t.Errorf("%s: Connect = %v, want %v", what, err, c.want)
 		}
 	}
+}
+
+// A target falls silent with an admin command under way, and nobody destroys the connection. The command fails
+// within seconds all the same, so that a process that is killed in it can end. Linux 6.1 alone would take a minute.
+func TestKernelGivesUpAnAdminCommandOfASilentTarget(t *testing.T) {
+	k := onKernel(t)
+	export(t, testNQN, "37", legUUID)
+	relay := silentRelay(t, "127.0.0.1:4437")
+	c, err := k.Connect(t.Context(), options(testNQN, relay.port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Disconnect(context.WithoutCancel(t.Context()), c) })
+	identify := nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command()
+	data := make([]byte, nvmetcp.IdentifySize)
+	if err := k.Admin(t.Context(), c, identify, data); err != nil {
+		t.Fatalf("Admin while the target answers: %v", err)
+	}
+	relay.silent.Store(true)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*adminLimit)
+	defer cancel()
+	if err := k.Admin(ctx, c, identify, data); err == nil || ctx.Err() != nil {
+		t.Errorf("Admin of a silent target = %v after %v, want the kernel's error", err, time.Since(began))
+	}
+	t.Logf("the kernel has given the command up after %v", time.Since(began).Round(time.Millisecond))
+	relay.close() // so that Disconnect does not wait for it
+}
+
+// relay passes connections on to a target until it is silent: then it takes what comes, and passes
+// nothing on, not even the end of a connection.
+type relay struct {
+	port   uint16
+	silent atomic.Bool
+	close  func()
+}
+
+func silentRelay(t *testing.T, target string) *relay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	t.Cleanup(cancel)
+	context.AfterFunc(ctx, func() { l.Close() })
+	r := &relay{port: uint16(l.Addr().(*net.TCPAddr).Port), close: cancel}
+	pass := func(to, from net.Conn) {
+		b := make([]byte, 64<<10)
+		for {
+			n, err := from.Read(b)
+			switch {
+			case r.silent.Load() && err != nil: // the target has given the host up, which does not hear that
+				return
+			case r.silent.Load():
+				continue
+			case err == nil:
+				_, err = to.Write(b[:n])
+			}
+			if err != nil {
+				to.Close()
+				return
+			}
+		}
+	}
+	go func() {
+		for {
+			host, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", target)
+			if err != nil {
+				host.Close()
+				continue
+			}
+			context.AfterFunc(ctx, func() { host.Close(); out.Close() })
+			go pass(out, host)
+			go pass(host, out)
+		}
+	}()
+	return r
 }
 
 func TestKernelReconnectsAfterItsSocketsAreDestroyed(t *testing.T) {

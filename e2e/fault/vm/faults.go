@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 
 	"weft.dev/weft/e2e/vm"
@@ -54,6 +55,12 @@ func (l *life) any() fault {
 		func() fault { return l.killed(first) },
 		func() fault { return l.stopped(first) },
 		func() fault { return l.stopped(target) },
+		func() fault { return l.frozen(target) },
+		func() fault { return l.frozen(l.holder) },
+		func() fault { return l.frozen(first) },
+		func() fault { return l.frozen(l.Leader()) },
+		func() fault { return l.diskFull(first) },
+		func() fault { return l.diskFull(l.Leader()) },
 		func() fault { return l.rail(target) },
 		func() fault { return l.rail(target) },
 		func() fault { return l.link(first, second) },
@@ -98,6 +105,39 @@ func (l *life) stopped(m *vm.Machine) fault {
 		name: "stopped program of " + m.Name(), machines: []*vm.Machine{m},
 		begin: l.Daemon(m).Stop,
 		end:   l.Daemon(m).Restart,
+	}
+}
+
+// frozen is a program that does nothing for a while, and then goes on where it was.
+func (l *life) frozen(m *vm.Machine) fault {
+	signal := func(s syscall.Signal) func(context.Context) error {
+		return func(ctx context.Context) error { return l.Daemon(m).Signal(ctx, s) }
+	}
+	return fault{
+		name: "frozen program of " + m.Name(), machines: []*vm.Machine{m},
+		begin: signal(syscall.SIGSTOP),
+		end:   signal(syscall.SIGCONT),
+	}
+}
+
+// diskFull is a manager whose disk is full. It ends when it cannot write, and is started again with the end of the
+// fault.
+func (l *life) diskFull(m *vm.Machine) fault {
+	const filler = "/var/lib/weft/filler"
+	return fault{
+		name: "full disk of " + m.Name(), machines: []*vm.Machine{m},
+		begin: func(ctx context.Context) error {
+			l.Daemon(m).MayExit()
+			_, err := m.Shell(ctx, "cat /dev/zero 2>/dev/null > "+filler+" || sync")
+			return err
+		},
+		end: func(ctx context.Context) error {
+			if _, err := m.Shell(ctx, "rm "+filler); err != nil {
+				return err
+			}
+			l.StartDaemon(m)
+			return nil
+		},
 	}
 }
 

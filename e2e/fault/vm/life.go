@@ -15,51 +15,87 @@ import (
 )
 
 const (
-	volume    = "db1"
-	span      = 16 // MiB of the volume that are written
-	rate      = 150
-	atOnce    = 3 // faults
-	healsIn   = 4 * time.Minute
-	between   = 3 * time.Second // at most, between two faults of a round
-	atMost    = 8 * time.Second // that all of a round last together
-	goOnAfter = 30
+	volume  = "db1"
+	span    = 16 // MiB of the volume that are written
+	rate    = 150
+	reads   = 50 // per second, beside the writes
+	atOnce  = 3  // faults
+	healsIn = 4 * time.Minute
+	// Targets read and write thin legs in their agents' processes. Under emulation, beside other work, 128 MiB were
+	// copied there at 0.3 MiB/s.
+	thinHealsIn = 10 * time.Minute
+	between     = 3 * time.Second // at most, between two faults of a round
+	atMost      = 8 * time.Second // that all of a round last together
+	goOnAfter   = 30
 )
 
 // life is a cluster from its creation to its end.
 type life struct {
 	seed uint64
-	most int // faults
+	most int    // faults
+	kind string // of the volume: plain or thin; empty: drawn
 
-	injected, written int
+	injected, written, read int
+	asked, taken, refused   int // snapshots
 
 	*testbed.Bed
 	rand   *rand.Rand
+	thin   bool
 	holder *vm.Machine // the client with the volume
 	device string
 	writer *testbed.Writer
 	next   uint64 // sequence number of a writer
 	acks   testbed.Acks
+
+	snapshots []*snapshot // that are not checked yet
 }
 
 // live runs the life. It fails t if a promise is broken. In every second life, targets and clients have two
-// networks.
+// networks. Half of the volumes are thin.
 func (l *life) live(t vm.TB) {
 	l.rand = rand.New(rand.NewPCG(l.seed, 0))
 	l.acks, l.next = testbed.Acks{}, 1
+	o := testbed.Options{Managers: 3, Clients: 2, DriveSize: "4GiB", Rails: l.rand.IntN(2) == 0}
+	l.thin = l.rand.IntN(2) == 0
+	if l.kind != "" {
+		l.thin = l.kind == "thin"
+	}
 	// A kernel that loses its legs or its drive says so.
-	l.Bed = testbed.Start(t, testbed.Options{Managers: 3, Clients: 2, Rails: l.rand.IntN(2) == 0}, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
-	l.Create(volume, "256MiB", 2, 2)
+	l.Bed = testbed.Start(t, o, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
+	l.create()
 	l.attach(l.Clients[0])
 	for l.injected < l.most {
 		l.round()
 	}
-	l.writer.Stop()
+	l.settle()
 	l.check()
+	l.checkSnapshots()
 	l.Detach(volume)
+}
+
+// create creates the volume. Targets serve the legs of a thin one from their agents' processes, beside their kernels.
+func (l *life) create() {
+	if l.thin {
+		l.say("the volume is thin")
+		l.Create(volume, "256MiB", 2, 2, "--thin")
+		return
+	}
+	l.Create(volume, "256MiB", 2, 2)
 }
 
 func (l *life) say(format string, args ...any) {
 	fmt.Printf("  seed %d, %d: %s\n", l.seed, l.injected, fmt.Sprintf(format, args...))
+}
+
+// outcome is what the life has shown.
+func (l *life) outcome() string {
+	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d snapshots right, %d not taken", l.written, l.read, l.taken, l.refused)
+}
+
+// add adds the outcome of another life.
+func (l *life) add(other *life) {
+	l.written, l.read = l.written+other.written, l.read+other.read
+	l.taken, l.refused = l.taken+other.taken, l.refused+other.refused
 }
 
 // attach gives the volume to a client and begins to write.
@@ -69,7 +105,7 @@ func (l *life) attach(client *vm.Machine) {
 }
 
 func (l *life) write() {
-	l.writer = l.Write(l.holder, l.device, span, rate, l.next)
+	l.writer = l.WriteAndRead(l.holder, l.device, span, rate, reads, l.next)
 }
 
 // other is the client without the volume.
@@ -91,6 +127,12 @@ func (l *life) round() {
 	l.inject(faults)
 	moved := l.end(faults)
 	l.healthy(names)
+	if l.thin && l.rand.IntN(4) == 0 {
+		l.ask()
+	}
+	if l.rand.IntN(3) > 0 {
+		l.checkSnapshots()
+	}
 	switch {
 	case moved:
 	case l.rand.IntN(3) == 0:
@@ -103,7 +145,7 @@ func (l *life) round() {
 	}
 }
 
-// inject begins the faults, and lets them last.
+// inject begins the faults, and lets them last. Now and then a snapshot is asked for meanwhile.
 func (l *life) inject(faults []fault) {
 	for _, f := range faults {
 		l.must(f.begin(l.T.Context()), f.name)
@@ -111,6 +153,9 @@ func (l *life) inject(faults []fault) {
 		l.pause(between)
 	}
 	l.pause(atMost)
+	if l.thin && l.rand.IntN(2) == 0 {
+		l.ask()
+	}
 }
 
 // end ends the faults in any order. It reports whether that has moved the volume to the other
@@ -154,6 +199,7 @@ func (l *life) settle() {
 // count takes what the writer was told.
 func (l *life) count() {
 	l.written += len(l.writer.Log())
+	l.read += l.writer.Reads()
 	l.next = l.writer.Next() + 1000 // those in flight may be on the volume
 	l.acks.Add(l.writer)
 }
@@ -163,7 +209,11 @@ func (l *life) check() { l.Verify(l.holder, l.device, span, l.acks) }
 
 // healthy waits until the volume has all of its copies.
 func (l *life) healthy(after []string) {
-	deadline := time.Now().Add(healsIn)
+	patience := healsIn
+	if l.thin {
+		patience = thinHealsIn
+	}
+	deadline := time.Now().Add(patience)
 	for {
 		ctx, cancel := context.WithTimeout(l.T.Context(), 5*time.Second)
 		v, err := l.API.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume})
@@ -172,7 +222,7 @@ func (l *life) healthy(after []string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			l.T.Fatalf("%v after %s the volume is not healthy: %v\n%s", healsIn, strings.Join(after, " + "), err, l.State())
+			l.T.Fatalf("%v after %s the volume is not healthy: %v\n%s", patience, strings.Join(after, " + "), err, l.State())
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
