@@ -214,7 +214,7 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if o.healAfter == 0 {
 		c.HealAfter = -1
 	}
-	if !(o.overcommit >= 1 && o.overcommit <= cluster.MaxOvercommit) {
+	if x := o.overcommit; x != 0 && !(x >= 1 && x <= cluster.MaxOvercommit) { // 0 is the default, too
 		return fmt.Errorf("--overcommit %v: must be from 1 to %v", o.overcommit, cluster.MaxOvercommit)
 	}
 	if o.holdFor < 0 || o.holdFor > cluster.MaxHoldFor {
