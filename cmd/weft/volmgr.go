@@ -38,6 +38,7 @@ type volmgrOptions struct {
 	plain           bool
 	replaceAfter    time.Duration
 	healAfter       time.Duration
+	evacuateAfter   time.Duration
 	holdFor         time.Duration
 	kubernetes      manager.Kubernetes
 	console         console.Served
@@ -83,6 +84,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	cmd.Flags().DurationVar(&o.holdFor, "snapshot-hold", cluster.DefaultHoldFor, "for a snapshot, have hosts hold I/O for this `duration` at most; 1m0s at most")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	cmd.Flags().DurationVar(&o.healAfter, "heal-after", cluster.DefaultHealAfter, "have a host copy to the legs of a volume that lacks a copy and was detached for this `duration`; 0 means never")
+	cmd.Flags().DurationVar(&o.evacuateAfter, "evacuate-suspect-after", cluster.DefaultEvacuateAfter, "make the legs of a drive again elsewhere after it was suspect for this `duration`; 0 means never")
 	cmd.Flags().StringVar(&o.console.Listen, "console", "", "`address` at which to show the cluster in browsers; see \"weft console --at\"")
 	cmd.Flags().StringVar(&o.console.Cert, "console-cert", "", "`file` of a certificate that browsers trust; without one, the console is at a loopback address")
 	cmd.Flags().StringVar(&o.console.Key, "console-key", "", "`file` of its private key")
@@ -198,7 +200,7 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	if err != nil {
 		return err
 	}
-	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, HealAfter: o.healAfter, HoldFor: o.holdFor, Address: o.advertised,
+	c := manager.Config{Options: o.Options, DataDir: o.dataDir, TLS: o.tls, Plain: o.plain, Version: version(), ReplaceAfter: o.replaceAfter, HealAfter: o.healAfter, EvacuateAfter: o.evacuateAfter, HoldFor: o.holdFor, Address: o.advertised,
 		Keys: keys}
 	if err := o.kubernetes.Apply(&c); err != nil {
 		return err
@@ -211,6 +213,9 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	}
 	if o.healAfter == 0 {
 		c.HealAfter = -1
+	}
+	if o.evacuateAfter == 0 {
+		c.EvacuateAfter = -1
 	}
 	if o.holdFor < 0 || o.holdFor > cluster.MaxHoldFor {
 		return fmt.Errorf("--snapshot-hold %v: must be %v at most", o.holdFor, cluster.MaxHoldFor)

@@ -451,8 +451,8 @@ func driveEvent(state DriveState) (event.Severity, string) {
 }
 
 // Suspect says why a drive is suspect: it shows signs of failing, by the rule of package health.
-// Empty: it does not. Such a drive serves its legs and gets no new ones. Whatever moves legs away
-// from drives before they fail begins here.
+// Empty: it does not. Such a drive serves its legs and gets no new ones. If it stays so, it is
+// evacuated: see evacuate.go.
 func (d *Drive) Suspect() string { return d.Signs.Why() }
 
 // drivesJudged notes what a node's newest report says of the health of its drives.
@@ -510,16 +510,6 @@ func (s *State) readingOf(d *Drive) *health.Reading {
 		return devices[i].Health
 	}
 	return nil
-}
-
-// explainDrive adds that a leg's drive is suspect, and what to do.
-func (s *State) explainDrive(e *Explanation, l *Leg) {
-	d := s.drives[l.Drive]
-	if d == nil || d.Suspect() == "" {
-		return
-	}
-	e.Facts = append(e.Facts, fmt.Sprintf("%s, which holds %v, is suspect: %s", d.object(), l, d.Suspect()))
-	e.Actions = append(e.Actions, fmt.Sprintf("replace %s before it fails; `weft drive list --health` shows what it reports", d.object()))
 }
 
 // A foreign drive carries a Weft label, but the store has no record of it. It may hold
