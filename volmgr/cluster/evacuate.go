@@ -138,7 +138,9 @@ func (t *tx) evacuateDrives() {
 	for _, d := range t.longSuspect() {
 		e := s.evacuations[d.ID]
 		stage, why := evacuating, ""
-		switch hold := cmp.Or(t.nodes.peek(d.Node).shunned(), common); {
+		switch hold, left := cmp.Or(t.nodes.peek(d.Node).shunned(), common), t.neverMoved(d); {
+		case left != "":
+			stage, why = evacuationEnded, left
 		case hold != "":
 			stage, why = evacuationHeld, hold
 		case !e.Leg.IsZero():
@@ -260,15 +262,10 @@ const noPlaceElsewhere = "there is no place elsewhere for the legs that are left
 
 // evacuateNext has the next leg of a drive made again elsewhere. Without one it says why there is none.
 func (t *tx) evacuateNext(d *Drive, e evacuation) (evacuation, evacuationStage, string) {
-	single, unplaced, why := 0, 0, "of the volumes that have legs on it, none is in good order and can be copied now"
-	legs := t.evacuees(d, e)
-	for _, at := range legs {
+	unplaced, why := 0, "of the volumes that have legs on it, none is in good order and can be copied now"
+	for _, at := range t.evacuees(d, e) {
 		v, l := at.volume, at.leg
-		if v.oneCopy() {
-			single++
-			continue
-		}
-		if unplaced == mostUnplaced || !t.mayMove(v, l) {
+		if v.oneCopy() || unplaced == mostUnplaced || !t.mayMove(v, l) {
 			continue
 		}
 		e.tried = maps.Clone(e.tried)
@@ -283,13 +280,22 @@ func (t *tx) evacuateNext(d *Drive, e evacuation) (evacuation, evacuationStage, 
 		e = e.without()
 		t.s.evacuations[d.ID] = e
 	}
-	if single < len(legs) {
-		return e, evacuationHeld, why
+	return e, evacuationHeld, why
+}
+
+// neverMoved says what is left on a drive from which nothing can be moved any more; empty if some leg can.
+func (t *tx) neverMoved(d *Drive) string {
+	single := 0
+	for id, legs := range t.s.legsOn(d.Node, d.ID) {
+		if v := t.peek(id); v == nil || !v.oneCopy() {
+			return ""
+		}
+		single += len(legs)
 	}
 	if single > 0 {
-		return e, evacuationEnded, fmt.Sprintf("it keeps %s of volumes of one copy, which are not moved", plural(single, "leg"))
+		return fmt.Sprintf("it keeps %s of volumes of one copy, which are not moved", plural(single, "leg"))
 	}
-	return e, evacuationEnded, "none of its legs is left"
+	return "none of its legs is left"
 }
 
 // oneCopy reports whether the volume has one copy of its data, so that its legs are not moved.
