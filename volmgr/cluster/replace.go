@@ -259,6 +259,10 @@ func (t *tx) apart(v *Volume, l *Leg) bool {
 	return !shares(l) && slices.ContainsFunc(legs, shares)
 }
 
+// spares reports whether no leg of a column leaves that has one too many, and a leg of it that has data
+// can be given up.
+func (t *tx) spares(v *Volume, l *Leg, leaving bool) bool { return !leaving && !t.apart(v, l) }
+
 // needless reports whether one leg of a column that has one too many can be given up, and why.
 // leaving: some leg of the column leaves. A leg that has data can be given up only if as many
 // others as the column needs are in sync and can be served. For one that was stale before, two
@@ -280,9 +284,7 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return "", false
 	case t.s.clonesBegin(v) != "":
 		return "", false
-	case !leaving && t.apart(v, l):
-		return "", false
-	case !leaving:
+	case t.spares(v, l, leaving):
 		return "the column has enough copies without it", true
 	default:
 		return reason, reason != ""

@@ -217,7 +217,7 @@ type reported struct {
 	wellness
 	trials backoff.Trials
 	away   map[block.DriveID]time.Time // since when drives cannot be used
-	// evacuations are what is known of suspect drives; a look replaces the map. See evacuate.go.
+	// evacuations are what is known of suspect drives; a look replaces the map. See drive.go.
 	evacuations map[block.DriveID]evacuation
 	crowded     map[block.VolumeID]bool // volumes for whose next leg there was no room
 	uncopied    map[columnOf]uncopied   // columns of snapshots that could not be copied
