@@ -66,6 +66,9 @@ type Config struct {
 	// HealAfter is how long a volume that lacks a copy has to be detached before a host copies to its
 	// legs; 0 means cluster.DefaultHealAfter, below 0 never.
 	HealAfter time.Duration
+	// EvacuateAfter is how long a drive may be suspect before its legs are made again elsewhere; 0 means
+	// cluster.DefaultEvacuateAfter, below 0 never.
+	EvacuateAfter time.Duration
 	// Overcommit is how many times its size a drive may promise to volumes; 0 means cluster.DefaultOvercommit.
 	Overcommit float64
 	// HoldFor is how long hosts hold I/O for a snapshot at most; 0 means cluster.DefaultHoldFor.
@@ -108,7 +111,10 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) policy() cluster.Policy {
-	return cluster.Policy{ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)), HoldFor: c.HoldFor, Overcommit: c.Overcommit}
+	return cluster.Policy{
+		ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)),
+		EvacuateAfter: max(0, cmp.Or(c.EvacuateAfter, cluster.DefaultEvacuateAfter)), HoldFor: c.HoldFor, Overcommit: c.Overcommit,
+	}
 }
 
 // Manager is a volume manager. Register its services, then Run it.

@@ -744,8 +744,8 @@ func TestConversionsForgetNoField(t *testing.T) {
 	unset(t, v.ProtoReflect(), "Volume", map[string]bool{"VolumeLeg.stale_since": true, "Volume.legs.stale_since": true, "Volume.legs.reason": true,
 		"Volume.legs.column": true, "Volume.legs.copy": true, "Volume.legs.revision": true, "Volume.legs.extents.start": true, "Volume.clean": true,
 		"Volume.layout.data": true, "Volume.layout.parity": true, // a mirror has none
-		"Volume.layout.integrity": true,                                                                                      // it keeps no checksums
-		"Volume.flattening":       true,                                                                                      // it is no clone
+		"Volume.layout.integrity": true,                                                                                                                                       // it keeps no checksums
+		"Volume.flattening":       true,                                                                                                                                       // it is no clone
 		"Volume.thin":             true, "Volume.used_bytes": true, "Volume.legs.used_bytes": true, "Volume.legs.full": true, "Volume.space": true, "Volume.legs.space": true, // it is not thin
 		"Volume.attachment.stock_nqn": true, "Volume.attachments.stock_nqn": true, // its host has an agent
 		"Volume.snapshot": true, "Volume.clone_of": true, "Volume.failed": true, "Volume.restoring_to": true, "Volume.sealed": true, // it is no snapshot, began as none, and is written

@@ -829,6 +829,7 @@ type observed struct {
 	Began         time.Time                                 `json:"began"`
 	HasMaster     bool                                      `json:"has_master"` // of the keys; explanations say what follows from that
 	ReplaceAfter  time.Duration                             `json:"replace_after"`
+	EvacuateAfter time.Duration                             `json:"evacuate_after"`
 	Overcommit    float64                                   `json:"overcommit,omitzero"`
 	Targets       map[block.NodeName]observedTarget         `json:"targets"`
 	Initiators    map[block.NodeName]observedInitiator      `json:"initiators"`
@@ -836,6 +837,7 @@ type observed struct {
 	Fences        map[block.VolumeID]observedFence          `json:"fences"`
 	Trials        map[block.LegID]backoff.Times             `json:"trials"`
 	Away          map[block.DriveID]time.Time               `json:"away"`
+	Evacuations   map[block.DriveID]evacuation              `json:"evacuations,omitempty"`
 	Stopping      map[block.NodeName]observedStop           `json:"stopping"`
 	Asked         map[block.VolumeID]map[block.LegID]string `json:"asked"`
 	Uncopied      []observedUncopied                        `json:"uncopied,omitempty"`
@@ -895,7 +897,8 @@ type observedStop struct {
 // Observed is what readers see of s and no record holds, as JSON. LoadObserved reads it.
 func (s *State) Observed() ([]byte, error) {
 	o := observed{
-		Now: s.now, Began: s.began, HasMaster: !s.master.IsZero(), ReplaceAfter: s.policy.ReplaceAfter, Overcommit: s.policy.Overcommit, Trials: s.trials.All(), Away: s.away, Asked: s.asked,
+		Now: s.now, Began: s.began, HasMaster: !s.master.IsZero(), ReplaceAfter: s.policy.ReplaceAfter, EvacuateAfter: s.policy.EvacuateAfter, Overcommit: s.policy.Overcommit, Trials: s.trials.All(),
+		Away: s.away, Evacuations: s.evacuations, Asked: s.asked,
 		Targets: map[block.NodeName]observedTarget{}, Initiators: map[block.NodeName]observedInitiator{},
 		Fences: map[block.VolumeID]observedFence{}, Stopping: map[block.NodeName]observedStop{},
 	}
@@ -977,7 +980,8 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 	if o.HasMaster {
 		s.master = keys.Make([32]byte{}) // in its place; nothing that readers are told follows from its value
 	}
-	s.now, s.began, s.policy.ReplaceAfter, s.policy.Overcommit = o.Now, o.Began, o.ReplaceAfter, o.Overcommit
+	s.now, s.began = o.Now, o.Began
+	s.policy.ReplaceAfter, s.policy.EvacuateAfter, s.policy.Overcommit = o.ReplaceAfter, o.EvacuateAfter, o.Overcommit
 	for name, x := range o.Targets {
 		s.targets[name] = x.target(s)
 	}
@@ -1003,7 +1007,7 @@ func LoadObserved(records []Record, text []byte) (*State, error) {
 	for name, x := range o.Stopping {
 		s.stopping[name] = stop{x.Since, x.Process, x.May}
 	}
-	s.away, s.asked = o.Away, o.Asked
+	s.away, s.evacuations, s.asked = o.Away, o.Evacuations, o.Asked
 	return s.Fork(), nil
 }
 

@@ -220,7 +220,7 @@ func (s *State) explainGrant(e *Explanation, v *Volume) {
 func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
-		s.explainDrive(e, l)
+		s.explainDrive(e, v, l)
 		switch {
 		case !l.member():
 			s.explainRetired(e, v, l)

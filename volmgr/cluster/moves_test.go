@@ -5,10 +5,12 @@ package cluster
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/volmgr/health"
 )
 
 // moves makes legs leave all the time: operators move them, empty drives and nodes, announce
@@ -34,12 +36,17 @@ type movesWorld struct {
 	copies                           bool // operators also change how many copies there are
 	stops                            bool // targets also stop in order
 	stopped                          int
+	sick                             bool // drives also become suspect, and are evacuated
+	evacuated                        int  // legs that were retired for that
 }
 
 func (w *world) policy() Policy {
 	var p Policy
 	if w.moves != nil {
 		p.ReplaceAfter = 30 * time.Second
+	}
+	if w.moves != nil && w.moves.sick {
+		p.EvacuateAfter = 3 * time.Second
 	}
 	if w.heals != nil {
 		p.HealAfter = time.Second
@@ -58,6 +65,11 @@ func (w *world) moveActs() {
 	}
 	if w.moves.stops && w.chance(30) {
 		t.stopping = t.up // it may go on, and is stuck then
+		return
+	}
+	if w.moves.sick && w.chance(80) {
+		warning := uint8(rank(w.chance(30))) << 2 // its reliability is degraded, or is not
+		t.devices[0].Health = &health.Reading{Smart: &health.Smart{Warning: warning, Spare: 100}}
 		return
 	}
 	switch w.rng.IntN(8) {
@@ -111,6 +123,7 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 		case known && was.Retired == 0 && l.Retired != 0:
 			w.moves.retired++
 			good := v.trusted()[l.Column].Len()
+			w.moves.evacuated += rank(strings.Contains(l.Reason, "suspect for more than"))
 			if was.State == LegInSync && good < v.Layout.Copies {
 				return fmt.Sprintf("I11: %v was retired in sync, and %d of %d copies are left", &l, good, v.Layout.Copies)
 			}
@@ -119,6 +132,22 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 		case l.Blank && l.State == LegInSync:
 			return fmt.Sprintf("I12: %v is in sync and blank", &l)
 		}
+	}
+	return w.checkEvacuations()
+}
+
+// checkEvacuations counts the legs that leave suspect drives: one of a drive, and of two drives.
+func (w *world) checkEvacuations() string {
+	var drives []block.DriveID
+	for _, v := range w.state.volumes.All() {
+		for _, l := range v.Legs {
+			if l.member() && strings.Contains(w.state.leaving(&l), "suspect for more than") {
+				drives = append(drives, l.Drive)
+			}
+		}
+	}
+	if n := len(drives); n > 2 || n == 2 && drives[0] == drives[1] {
+		return fmt.Sprintf("I15: %d legs leave the suspect drives %v at once", n, drives)
 	}
 	return ""
 }
@@ -131,6 +160,7 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 		"old hosts":   func(w *world) { moves(w); w.oldHosts = true },
 		"copies":      func(w *world) { moves(w); w.moves.copies = true },
 		"stops":       func(w *world) { moves(w); w.moves.stops = true },
+		"sick drives": func(w *world) { moves(w); w.moves.sick = true; w.state.SetPolicy(w.policy()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -138,17 +168,17 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, drained, changed, stopped, served := 0, 0, 0, 0, 0, 0
+			added, retired, drained, changed, stopped, served, evacuated := 0, 0, 0, 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
 				added, retired, drained, changed, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, changed+w.moves.changed, served+w.serves
-				stopped += w.moves.stopped
+				stopped, evacuated = stopped+w.moves.stopped, evacuated+w.moves.evacuated
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, and served %d times", seeds, added, retired, drained, changed, stopped, served)
-			if n := int(seeds); added < n*2 || retired < n || served < n*3 || (drained*10 < retired) != (name == "old hosts") || (stopped < n) != (name != "stops") {
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, evacuated %d legs, and served %d times", seeds, added, retired, drained, changed, stopped, evacuated, served)
+			if n := int(seeds); (added < n*2 || retired < n) && name != "sick drives" || served < n*3 || (drained*10 < retired) != (name == "old hosts") || (stopped < n) != (name != "stops") || (evacuated == 0) != (name != "sick drives") && !testing.Short() {
 				t.Errorf("%s, want more", did)
 			}
 			t.Log(did)

@@ -513,6 +513,7 @@ func (Tick) apply(t *tx) (view, error) {
 		t.unsure[id] = true
 	}
 	t.noteAway()
+	t.evacuateDrives()
 	t.noteFull()
 	t.noteCopies()
 	t.settleMaintenance()

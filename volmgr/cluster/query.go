@@ -145,6 +145,9 @@ func (s *State) driveView(d *Drive) Drive {
 	if d.Leaving != "" {
 		v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words()}, func(w string) bool { return w == "" }), "; ")
 	}
+	if words := s.evacuationWords(d); words != "" && v.State != DriveOffline {
+		v.Reason = strings.TrimPrefix(v.Reason+"; "+words, "; ")
+	}
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	granted := image.Count(d.spaceTaken())
 	v.Allocated = block.Size(s.used.Get(d.ID)+granted) * block.ExtentSize

@@ -42,6 +42,8 @@ type Policy struct {
 	// HealAfter is how long a volume has been detached, and in want of a copy, before a host copies to
 	// its legs; 0: none does.
 	HealAfter time.Duration
+	// EvacuateAfter is how long a drive may be suspect before its legs are made again elsewhere; 0: never.
+	EvacuateAfter time.Duration
 	// Overcommit is how many times its size a drive may promise to volumes; 0: DefaultOvercommit.
 	Overcommit float64
 	// HoldFor is how long a host holds I/O for a snapshot at most; 0: DefaultHoldFor.
@@ -88,6 +90,8 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 		return "its drive has no record of it"
 	case !n.MaintainedUntil.IsZero(): // its absence is announced
 		return ""
+	case s.evacuated(l):
+		return fmt.Sprintf("its drive has been suspect for more than %v", s.policy.EvacuateAfter)
 	}
 	if left, away := s.awayLeft(d.ID); away && left <= 0 {
 		return fmt.Sprintf("its drive has been away for more than %v", s.policy.ReplaceAfter)
@@ -229,12 +233,37 @@ func (t *tx) superfluous(v *Volume, column int) (superfluous *Leg, why string) {
 		case !needless:
 		case l.Blank:
 			return l, reason
-		case superfluous == nil || superfluous.State == LegInSync && l.State != LegInSync:
+		case superfluous == nil || t.spare(l) > t.spare(superfluous):
 			superfluous, why = l, reason
 		}
 	}
 	return superfluous, why
 }
+
+// spare is higher for a leg that its column misses less: first one that is not in sync, then one on a
+// suspect drive.
+func (t *tx) spare(l *Leg) int {
+	d := t.drives.peek(l.Drive)
+	return 2*rank(l.State != LegInSync) + rank(d != nil && d.Suspect() != "")
+}
+
+// apart reports whether a leg has a failure domain for itself while others of its column share one, as
+// the leg that was to leave and its replacement may. Without it the copies would be in one domain.
+func (t *tx) apart(v *Volume, l *Leg) bool {
+	legs := v.column(l.Column)
+	shares := func(l *Leg) bool {
+		n := t.nodes.peek(l.Node)
+		return slices.ContainsFunc(legs, func(o *Leg) bool {
+			at := t.nodes.peek(o.Node)
+			return o.ID != l.ID && (o.Node == l.Node || n != nil && at != nil && n.label(v.Spread) == at.label(v.Spread))
+		})
+	}
+	return !shares(l) && slices.ContainsFunc(legs, shares)
+}
+
+// spares reports whether no leg of a column leaves that has one too many, and a leg of it that has data
+// can be given up.
+func (t *tx) spares(v *Volume, l *Leg, leaving bool) bool { return !leaving && !t.apart(v, l) }
 
 // needless reports whether one leg of a column that has one too many can be given up, and why.
 // leaving: some leg of the column leaves. A leg that has data can be given up only if as many
@@ -257,7 +286,7 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return "", false
 	case t.s.clonesBegin(v) != "":
 		return "", false
-	case !leaving:
+	case t.spares(v, l, leaving):
 		return "the column has enough copies without it", true
 	default:
 		return reason, reason != ""

@@ -152,6 +152,7 @@ type clock struct {
 	full  time.Time // until then makeRoom refuses without looking for an unused node
 
 	lookedAway     time.Time // when noteAway last looked at volumes
+	lookedSuspect  time.Time // when evacuateDrives last did
 	lookedAtScrubs time.Time // when settleSchedules last did
 	lookedAtSpace  time.Time // when noteFull last did
 	lookedAtCopies time.Time // when noteCopies last did
@@ -214,10 +215,12 @@ type reported struct {
 	foreignAgents map[agentKey]foreignAgent
 	fences        map[block.VolumeID]fence
 	wellness
-	trials   backoff.Trials
-	away     map[block.DriveID]time.Time // since when drives cannot be used
-	crowded  map[block.VolumeID]bool     // volumes for whose next leg there was no room
-	uncopied map[columnOf]uncopied       // columns of snapshots that could not be copied
+	trials backoff.Trials
+	away   map[block.DriveID]time.Time // since when drives cannot be used
+	// evacuations are what is known of suspect drives; a look replaces the map. See drive.go.
+	evacuations map[block.DriveID]evacuation
+	crowded     map[block.VolumeID]bool // volumes for whose next leg there was no room
+	uncopied    map[columnOf]uncopied   // columns of snapshots that could not be copied
 	// healings are of detached volumes that lack a copy; see copying.go.
 	healings cow.Map[block.VolumeID, healing]
 	stopping map[block.NodeName]stop // targets that say that they stop; see upkeep.go
@@ -335,6 +338,7 @@ func LoadKnowing(known block.Level, records []Record) (*State, error) {
 	if _, ok := s.pools[DefaultPool]; !ok {
 		s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	}
+	s.resumeEvacuations()
 	return s, nil
 }
 

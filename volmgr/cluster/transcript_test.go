@@ -328,6 +328,11 @@ var scriptCommands = map[string]func(*script, args) string{
 		s.state.SetPolicy(Policy{ReplaceAfter: after})
 		return ""
 	},
+	"evacuate-after": func(s *script, a args) string {
+		after, _ := time.ParseDuration(a.word(0))
+		s.state.SetPolicy(Policy{EvacuateAfter: after})
+		return ""
+	},
 	"move": func(s *script, a args) string {
 		in := MoveLeg{Volume: a.word(0), To: block.NodeName(a.options["to"])}
 		fmt.Sscanf(a.word(1), "%d.%d", &in.Column, &in.Copy)

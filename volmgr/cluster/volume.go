@@ -55,7 +55,7 @@ func (v *Volume) changing() bool { return v.ExpandingTo != 0 || v.flattening() }
 
 // unsettled reports whether time or a report may make settleVolume change the volume.
 func (v *Volume) unsettled() bool {
-	if !v.usable() || v.changing() || v.suspects() || v.awaitsLegs() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, Leg.unsettled) {
+	if !v.usable() || v.changing() || v.suspects() || v.awaitsLegs() || v.legTooMany() || v.Scrub.wanted() || slices.ContainsFunc(v.Legs, Leg.unsettled) {
 		return true
 	}
 	if len(v.Shared) > 0 {
@@ -69,6 +69,16 @@ func (v *Volume) unsettled() bool {
 
 func (l Leg) unsettled() bool {
 	return l.State == LegStale || l.State == LegDeleting || l.Leave || l.Based
+}
+
+// legTooMany reports whether some column has more legs than it needs: one is given up as soon as that is
+// safe, also by a manager that does not know why it was added.
+func (v *Volume) legTooMany() bool {
+	n := 0
+	for i := range v.Legs {
+		n += rank(v.Legs[i].member())
+	}
+	return n > v.Layout.Stripes*v.Layout.Group().Members
 }
 
 // awaitsLegs reports whether a clone is to get more legs: it began on the targets that were there.

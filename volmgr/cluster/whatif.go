@@ -351,6 +351,7 @@ func (p *play) copyWaits(v *Volume) string {
 
 // replace lets the time pass until lost legs are made again, and finds each one its place.
 func (p *play) replace(all []Consequence) {
+	p.s.lookedSuspect = p.s.now // nor is a drive evacuated
 	p.s.lookedHealing = p.s.now // no time passes, so nobody begins to heal: who copies does not matter here
 	p.s.policy.ReplaceAfter = cmp.Or(max(0, p.s.policy.ReplaceAfter), DefaultReplaceAfter)
 	p.s.away = maps.Clone(p.s.away)

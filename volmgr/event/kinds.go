@@ -25,10 +25,13 @@ const (
 	DriveMissing     = "drive.missing"
 	DriveFailed      = "drive.failed"
 	DriveLabeled     = "drive.labeled"
-	DriveCache       = "drive.cache"    // it has a volatile cache now, or none any more
-	DriveReturned    = "drive.returned" // data that only its cache held may be lost
-	DriveSuspect     = "drive.suspect"  // it shows signs of failing
-	DriveWell        = "drive.well"     // it no longer does
+	DriveCache       = "drive.cache"      // it has a volatile cache now, or none any more
+	DriveReturned    = "drive.returned"   // data that only its cache held may be lost
+	DriveSuspect     = "drive.suspect"    // it shows signs of failing
+	DriveWell        = "drive.well"       // it no longer does
+	DriveEvacuating  = "drive.evacuating" // it was suspect for long, and its legs are made again elsewhere
+	EvacuationHeld   = "drive.evacuation-held"
+	EvacuationEnded  = "drive.evacuation-ended"
 	DriveFilled      = "drive.nearly-full"
 	VolumeFull       = "volume.full"
 	VolumeRoom       = "volume.room"

@@ -36,6 +36,7 @@ type Config struct {
 	Plain          bool          // --insecure-plain-tcp
 	ReplaceAfter   time.Duration // see volmgr.Config
 	HealAfter      time.Duration // see volmgr.Config
+	EvacuateAfter  time.Duration // see volmgr.Config
 	HoldFor        time.Duration // see volmgr.Config
 	Overcommit     float64       // see volmgr.Config
 	Address        string        // where others reach this manager; empty means the listener's
@@ -48,7 +49,7 @@ type Config struct {
 // Serve runs a manager on a listener until ctx ends. It also runs the parts that more returns, if
 // more is not nil: they rely on the manager and stop before it.
 func (c Config) Serve(ctx context.Context, listener net.Listener, log *slog.Logger, more func() ([]daemon.Part, error)) (err error) {
-	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, HealAfter: c.HealAfter, HoldFor: c.HoldFor, Overcommit: c.Overcommit, Keys: c.Keys, Vouch: c.Vouch, Recent: c.recent(), Quorum: &volmgr.Quorum{
+	m, err := volmgr.New(volmgr.Config{Dir: c.DataDir, Version: c.Version, Log: log, ReplaceAfter: c.ReplaceAfter, HealAfter: c.HealAfter, EvacuateAfter: c.EvacuateAfter, HoldFor: c.HoldFor, Overcommit: c.Overcommit, Keys: c.Keys, Vouch: c.Vouch, Recent: c.recent(), Quorum: &volmgr.Quorum{
 		Address: cmp.Or(c.Address, addressOf(listener)),
 		Dial:    func(address string) (*grpc.ClientConn, error) { return daemon.DialOne(address, c.TLS) },
 	}})
