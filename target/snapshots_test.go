@@ -335,7 +335,7 @@ func TestAHostReadsASnapshot(t *testing.T) {
 	if err := block.WriteAt(frozen, make([]byte, 4096), 0); err == nil {
 		t.Error("a host has written to a snapshot")
 	}
-	r = w.until("the space of both", func(r *pb.TargetReport) bool {
+	w.until("the space of both", func(r *pb.TargetReport) bool {
 		return legReport(r, 1).GetUsedBytes() == uint64(block.MiB) && legReport(r, 2).GetUsedBytes() == uint64(block.MiB)
 	})
 	each := &pb.LegSpace{ReferencedBytes: 16 << 10, FreedBytes: uint64(block.MiB)} // the head has the chunk, too
