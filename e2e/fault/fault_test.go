@@ -223,8 +223,19 @@ func (c *cluster) tell(seed uint64) {
 	if c.t.Failed() {
 		c.historyMutex.Lock()
 		defer c.historyMutex.Unlock()
-		c.t.Logf("go test ./e2e/fault -seed %d\n%s", seed, strings.Join(c.history, "\n"))
+		c.t.Logf("go test ./e2e/fault -seed %d%s\n%s", seed, chosen(), strings.Join(c.history, "\n"))
 	}
+}
+
+// chosen is what the flags say of the kinds of clusters.
+func chosen() (flags string) {
+	flag.Visit(func(f *flag.Flag) {
+		switch f.Name {
+		case "integrity", "thin", "snapshots", "plain", "managers", "only":
+			flags += fmt.Sprintf(" -%s=%v", f.Name, f.Value)
+		}
+	})
+	return flags
 }
 
 // chaos injects faults into a cluster.

@@ -56,6 +56,9 @@ type Usage struct {
 	Freed block.Size
 }
 
+// Changes grows whenever a record changes.
+func (t *Tree) Changes() uint64 { return t.seq.Load() }
+
 // Usages counts the space of each leg and each snapshot. It looks at every record of the tree once, chunk by
 // chunk, while I/O and changes go on: what changes meanwhile is counted as it was or as it is. Between chunks
 // it calls pause, and ends if that is false: the answer is nil then.
@@ -86,10 +89,11 @@ func (t *Tree) Usages(pause func() bool) map[block.UUID]Usage {
 // census is the space of all layers while it is counted.
 type census struct {
 	chunks uint32
+	based  uint32     // chunks of the base
 	layers []*counted // by id
 	of     map[uint32]*counted
-	views  map[uint32]chunkView // of the layers that have a record of the chunk that is looked at
-	slots  []uint32             // its records
+	views  []chunkView // of the layers that have a record of the chunk that is looked at, by id
+	slots  []uint32    // its records
 }
 
 // counted is a layer whose space is counted.
@@ -104,6 +108,7 @@ type counted struct {
 // chunkView is what a layer that has a record of a chunk reads there: the grains that records decide, and those
 // that are data.
 type chunkView struct {
+	layer      *counted
 	have, data uint64
 	own        uint64 // the data of its own record
 	chunk      bool   // which has a chunk
@@ -114,11 +119,11 @@ func (t *Tree) census() *census {
 	s := t.stripe(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := &census{chunks: uint32(len(t.first)), of: map[uint32]*counted{}, views: map[uint32]chunkView{}}
+	c := &census{chunks: uint32(len(t.first)), based: uint32(len(t.base)) * chunkCount, of: map[uint32]*counted{}}
 	for _, l := range t.layers {
 		x := &counted{layer: l}
 		if l.based {
-			x.inBase = block.Size(min(chunksOf(l.Size), uint32(len(t.base))*chunkCount)) * ChunkSize
+			x.inBase = block.Size(min(chunksOf(l.Size), c.based)) * ChunkSize
 		}
 		c.layers, c.of[l.ID] = append(c.layers, x), x
 	}
@@ -133,27 +138,24 @@ func (t *Tree) census() *census {
 
 // countChunk counts the records of a chunk, those of parents first. The caller holds its stripe.
 func (t *Tree) countChunk(c *census, chunk uint32) {
-	clear(c.views)
-	c.slots = c.slots[:0]
+	c.views, c.slots = c.views[:0], c.slots[:0]
 	for slot := t.first[chunk]; slot != 0; slot = t.record(slot).next {
 		c.slots = append(c.slots, slot)
 	}
+	var parent uint32
+	var below chunkView
 	for _, slot := range slices.Backward(c.slots) {
 		r := t.record(slot)
 		l := c.of[r.layer]
 		if l == nil {
 			continue
 		}
-		below := chunkView{data: t.fromBase(l.layer, chunk, 0)}
-		for p := c.of[l.Parent]; p != nil; p = c.of[p.Parent] {
-			if v, ok := c.views[p.ID]; ok {
-				below = v
-				break
-			}
+		if l.Parent != parent || len(c.views) == 0 { // clones of one snapshot follow one another
+			parent, below = l.Parent, c.under(l, chunk)
 		}
 		have, data := r.have.Load(), r.data.Load()
-		now := chunkView{below.have | have, below.data&^have | data, data, hasChunk(slot)}
-		c.views[l.ID] = now
+		now := chunkView{l, below.have | have, below.data&^have | data, data, hasChunk(slot)}
+		c.views = append(c.views, now)
 		l.over += int64(bits.OnesCount64(now.data)) - int64(bits.OnesCount64(below.data))
 		if now.chunk {
 			l.Used += ChunkSize
@@ -162,14 +164,24 @@ func (t *Tree) countChunk(c *census, chunk uint32) {
 			}
 		}
 		// One of two chunks comes free when the record of a parent is merged into that of its only child.
-		p := c.of[l.Parent]
-		if p == nil || p.children > 1 {
-			continue
-		}
-		if under := c.views[p.ID]; under.chunk && (now.chunk || under.own&^have == 0) {
+		if p := below.layer; p != nil && p.ID == l.Parent && p.children == 1 && below.chunk && (now.chunk || below.own&^have == 0) {
 			p.Freed += ChunkSize
 		}
 	}
+}
+
+// under is what a layer reads of a chunk without its own record: what the nearest layer with one does, or what
+// is in the base.
+func (c *census) under(l *counted, chunk uint32) chunkView {
+	for _, v := range slices.Backward(c.views) {
+		if l.sees(v.layer.layer) {
+			return v
+		}
+	}
+	if l.based && chunk < c.based {
+		return chunkView{data: allGrains}
+	}
+	return chunkView{}
 }
 
 // Used returns the space that is each leg's and each snapshot's own. It looks at no chunk and does

@@ -44,6 +44,7 @@ type Drives struct {
 	hungry    func()        // a tree needs space; may be nil
 	fullFor   time.Duration // how long a write waits for space here
 	ending    chan struct{} // closed when no I/O is to wait here any more
+	counting  chan struct{} // holds one while the space of a tree's legs is counted
 	end       sync.Once
 	// background is what is done in trees, and ends soon after ending is closed.
 	background sync.WaitGroup
@@ -100,7 +101,7 @@ func newDrives(c Config) *Drives {
 	}
 	return &Drives{
 		root: root, locks: c.Locks, shared: c.Shared, inventory: inventory, medium: c.Medium, calls: c.Calls, label: c.Label,
-		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, fullFor: fullFor, ending: make(chan struct{}),
+		losses: lossNotes{c.LossDir}, log: log, hungry: c.Hungry, fullFor: fullFor, ending: make(chan struct{}), counting: make(chan struct{}, 1),
 		opening: map[block.DeviceNumber]*sync.Mutex{}, files: map[inode]uint32{}, held: map[block.DeviceNumber]*held{},
 		unnoted: map[block.DriveID]uint32{},
 	}

@@ -144,7 +144,7 @@ func (t *trees) seen(now time.Time) (all map[string]TreeSeen, due []*openTree) {
 		}
 		if now.Sub(o.toldAt) >= usedEvery {
 			o.told, o.toldOf, o.toldAt = space, o.Tree.Used(), now
-			if o.count.due(now, o.Kin()) {
+			if o.count.due(now, o.Tree) {
 				o.count.running, due = true, append(due, o)
 			}
 		}

@@ -117,7 +117,7 @@ func (s *State) sampled(pool *Pool, in CreateVolume) (block.Layout, []Leg) {
 	}
 	at := func(i int) *placement.Drive {
 		x := f.drives[i]
-		return s.candidate(x.drive, x.domain, in.behind(x.node), in.Thin)
+		return s.candidate(x.drive, x.domain, in.behind(x.node), in)
 	}
 	layout, places := placement.Sample(len(f.drives), at, s.request(in))
 	return layout, in.legs(places)
@@ -219,12 +219,13 @@ func (in CreateVolume) topology() string {
 }
 
 // candidate is a drive as placement sees it.
-func (s *State) candidate(d *Drive, domain string, behind float64, thin bool) *placement.Drive {
+func (s *State) candidate(d *Drive, domain string, behind float64, in CreateVolume) *placement.Drive {
+	total, promised := s.promise(d, in.again)
 	x := &placement.Drive{
-		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: d.Extents - s.free(d.ID), Room: s.labelRoom(d), Behind: behind,
+		ID: d.ID, Node: d.Node, Domain: domain, Extents: d.Extents, Used: d.Extents - min(s.free(d.ID), total-promised), Room: s.labelRoom(d), Behind: behind,
 	}
-	if thin {
-		x.Extents, x.Used = s.promise(d)
+	if in.Thin {
+		x.Extents, x.Used = total, promised
 	}
 	return x
 }
@@ -272,7 +273,7 @@ func (s *State) candidates(pool *Pool, in CreateVolume) (usable []*placement.Dri
 		case at.domain == "":
 			why = fmt.Sprintf("its node has no label %q", in.Spread)
 		default:
-			usable = append(usable, s.candidate(d, at.domain, at.behind, in.Thin))
+			usable = append(usable, s.candidate(d, at.domain, at.behind, in))
 			continue
 		}
 		refusals = append(refusals, fmt.Sprintf("%s: %s", d.object(), why))

@@ -308,7 +308,7 @@ func TestANewLegAmongManyDrivesHasAFailureDomainOfItsOwn(t *testing.T) {
 				t.Fatalf("seed %d: the new leg is on %s, in rack %s, as %v is", i, p.Drive.Node, rack, &l)
 			}
 		}
-		if s.unfit(v, 0, to, s.candidate(s.drives[s.sortedDrives()[17]], "", 0, false), at) == "" {
+		if s.unfit(v, 0, to, s.candidate(s.drives[s.sortedDrives()[17]], "", 0, CreateVolume{}), at) == "" {
 			if p, err := s.newPlace(v, 0, to, testSeed(i), at); err != nil || p.Drive.Node != to {
 				t.Fatalf("seed %d: a leg that is to be on %s is on %v, %v", i, to, p, err)
 			}

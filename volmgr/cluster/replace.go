@@ -410,7 +410,7 @@ func (s *State) newPlace(v *Volume, column int, to block.NodeName, seed Seed, at
 	if pool == nil {
 		return placement.Place{}, noPool(v.Pool)
 	}
-	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity, Thin: v.Thin}
+	in := CreateVolume{Name: v.Name, Spread: v.Spread, Copies: 1, Chunk: v.Layout.Chunk, Integrity: v.Layout.Integrity, Thin: v.Thin, again: true}
 	request := s.requestLeg(v, seed, at)
 	if some, _ := s.fitting(v, column, to, s.sample(pool, in, request.Random, at), at); len(some) > 0 {
 		if _, places := placement.Choose(some, request); places != nil {
@@ -471,7 +471,7 @@ func (s *State) sample(pool *Pool, in CreateVolume, random uint64, at lookup) (s
 	n := uint64(len(f.drives))
 	for i := range uint64(sampleSize) { // in order of their ids, which are random
 		x := f.drives[(random%n+i*(n/sampleSize))%n]
-		some = append(some, s.candidate(x.drive, x.domain, 0, in.Thin))
+		some = append(some, s.candidate(x.drive, x.domain, 0, in))
 	}
 	return some
 }

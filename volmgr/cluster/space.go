@@ -104,14 +104,20 @@ func (v *Volume) takesSpace(l *Leg) bool {
 func (d *Drive) spaceTaken() []image.Extent { return slices.Concat(d.Space, d.Returning) }
 
 // promise is a drive as the placement of thin legs sees it: with what it may promise, and what it has
-// promised. A drive without a single extent for another tree has nothing to promise.
-func (s *State) promise(d *Drive) (total, used uint32) {
-	total = uint32(min(float64(d.Extents)*s.overcommit(), 1<<31))
+// promised, or all if that is more. A drive without a single extent for another tree has nothing to promise.
+// A leg that is made again may always be promised as much as by default: it was promised once, and
+// redundancy is worth more than the operator's bound.
+func (s *State) promise(d *Drive, again bool) (total, used uint32) {
+	times := s.overcommit()
+	if again {
+		times = max(times, DefaultOvercommit)
+	}
+	total = uint32(min(float64(d.Extents)*times, 1<<31))
 	used = s.promised.Get(d.ID)
 	if s.free(d.ID) == 0 && s.reserve(d) == 0 {
 		used = total
 	}
-	return total, min(used, total) // it may have been allowed to promise more
+	return total, min(used, total)
 }
 
 // reserve is how many extents granted to a drive's trees none of them has, by the newest report.
@@ -299,11 +305,11 @@ func (s *State) mayPromiseMore(v *Volume, more map[block.DriveID]uint64) error {
 		if d == nil {
 			continue
 		}
-		if total, used := s.promise(d); uint64(used)+more[id] > uint64(total) {
+		if total, used := s.promise(d, false); uint64(used)+more[id] > uint64(total) {
 			return (&Error{
 				Kind: ResourceExhausted, Reason: ReasonNoSpace, Field: "size_bytes", Object: v.object(),
 				Text: fmt.Sprintf("%s: %s has promised %s of the %s that it may promise, %v times its size", v.object(), d.object(),
-					(block.Size(used) * block.ExtentSize).Short(), (block.Size(total) * block.ExtentSize).Short(), s.overcommit()),
+					(block.Size(s.promised.Get(d.ID)) * block.ExtentSize).Short(), (block.Size(total) * block.ExtentSize).Short(), s.overcommit()),
 			}).hint("add drives, delete volumes with legs there, or let drives promise more: `weft volmgr --overcommit`")
 		}
 	}

@@ -310,12 +310,24 @@ func TestHowMuchDrivesMayPromiseIsAPolicy(t *testing.T) {
 		{1.5, 10 * block.GiB, true, 2*block.GiB + 512*block.MiB, "half as much again"},
 	} {
 		x.s.SetPolicy(Policy{Overcommit: c.overcommit})
-		if err := x.create(fmt.Sprintf("v%d", i), true, c.size, 2+i); (err == nil) != c.fits {
-			t.Errorf("%s: %v", c.description, err)
+		for _, thin := range []bool{!c.fits, true} { // what is refused is refused to any volume
+			if err := x.create(fmt.Sprintf("v%d", i), thin, c.size, 2+i); (err == nil) != c.fits {
+				t.Errorf("%s: thin %v: %v", c.description, thin, err)
+			}
+			if c.fits {
+				break
+			}
 		}
 		x.settles()
 		if got, err := x.s.Capacity(CreateVolume{Copies: 1, Stripes: 1, Thin: true}); err != nil || got.Available != c.left {
 			t.Errorf("%s: %v are left, %v; want %v", c.description, got.Available, err, c.left)
+		}
+	}
+	x.s.SetPolicy(Policy{Overcommit: 1})
+	for again, want := range map[bool]bool{false: false, true: true} {
+		at := x.s.candidate(x.s.drives[x.s.sortedDrives()[0]], "", 0, CreateVolume{Thin: true, again: again})
+		if got := at.Free() > 0; got != want {
+			t.Errorf("a leg has a place on a drive that has promised more than it may: %v, if it is made again: %v", got, again)
 		}
 	}
 }

@@ -180,6 +180,8 @@ func checkSize(size block.Size) error {
 
 // CreateVolume places a volume and has its legs carved. Result: Volume.
 type CreateVolume struct {
+	again bool // it is there already: a place for one more of its legs is looked for
+
 	Name    block.VolumeName
 	Size    block.Size
 	Copies  int        // 0 means 2
