@@ -764,11 +764,6 @@ func (t *tx) filled(nearly, room, object string, before, mark int, used, capacit
 // are monotonic, so no wall clock matters. A leg that is on its way shows in the records, since its
 // column has a blank leg more than it needs: see resumeEvacuations.
 
-// DefaultEvacuateAfter is twice as long as a drive is suspect after its media errors grew once, so
-// only signs that last or come back move data. It leaves an operator who reads alerts the time to
-// decide first.
-const DefaultEvacuateAfter = 48 * time.Hour
-
 const (
 	// evacuationLook is how often evacuateDrives looks.
 	evacuationLook = 10 * time.Second
