@@ -37,7 +37,7 @@ type movesWorld struct {
 	stops                            bool // targets also stop in order
 	stopped                          int
 	sick                             bool // drives also become suspect, and are evacuated
-	evacuated                        int  // legs that were retired for that
+	begun, evacuated                 int  // legs that were added for that, and retired since there was one more
 }
 
 func (w *world) policy() Policy {
@@ -67,9 +67,8 @@ func (w *world) moveActs() {
 		t.stopping = t.up // it may go on, and is stuck then
 		return
 	}
-	if w.moves.sick && w.chance(80) {
-		warning := uint8(rank(w.chance(30))) << 2 // its reliability is degraded, or is not
-		t.devices[0].Health = &health.Reading{Smart: &health.Smart{Warning: warning, Spare: 100}}
+	if w.moves.sick && w.chance(90) {
+		w.sickActs(t)
 		return
 	}
 	switch w.rng.IntN(8) {
@@ -88,6 +87,22 @@ func (w *world) moveActs() {
 		for _, d := range w.state.recordedDrives(t.name) {
 			w.step(DrainDrive{Drive: d.ID, Cancel: d.Leaving != ""})
 		}
+	}
+}
+
+// sickActs has a drive of the volume warn, or a drive be well. The manager looks at once: in a history, as much
+// happens in a minute as elsewhere in a day.
+func (w *world) sickActs(t *wTarget) {
+	v := w.state.volumes.Get(w.state.idOf("a"))
+	warning := uint8(0)
+	if v != nil && w.chance(40) {
+		t, warning = w.target(pick(w, v.Legs).Node), 1<<2 // its reliability is degraded
+	}
+	t.devices[0].Health = &health.Reading{Smart: &health.Smart{Warning: warning, Spare: 100}}
+	w.state.lookedSuspect = time.Time{}
+	for id, e := range w.state.evacuations {
+		e.pause = time.Time{}
+		w.state.evacuations[id] = e
 	}
 }
 
@@ -152,6 +167,7 @@ func (w *world) checkEvacuations(before map[block.LegID]Leg, v *Volume) string {
 		if _, known := before[l.ID]; known || !l.Blank || !slices.ContainsFunc(column, w.state.evacuated) {
 			continue
 		}
+		w.moves.begun++
 		domain := func(l *Leg) string { return w.state.nodes[l.Node].label(v.Spread) }
 		if i := slices.IndexFunc(column, func(o *Leg) bool { return o.ID != l.ID && domain(o) == domain(&l) }); i >= 0 {
 			return fmt.Sprintf("I16: %v was added for an evacuation, in the failure domain of %v", &l, column[i])
@@ -241,16 +257,16 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, drained, changed, stopped, served, evacuated := 0, 0, 0, 0, 0, 0, 0
+			added, retired, drained, changed, stopped, served, begun, evacuated := 0, 0, 0, 0, 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
 				added, retired, drained, changed, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, changed+w.moves.changed, served+w.serves
-				stopped, evacuated = stopped+w.moves.stopped, evacuated+w.moves.evacuated
+				stopped, begun, evacuated = stopped+w.moves.stopped, begun+w.moves.begun, evacuated+w.moves.evacuated
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, evacuated %d legs, and served %d times", seeds, added, retired, drained, changed, stopped, evacuated, served)
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, evacuated %d of %d legs, and served %d times", seeds, added, retired, drained, changed, stopped, evacuated, begun, served)
 			if n := int(seeds); (added < n*2 || retired < n) && name != "sick drives" || served < n*3 || (drained*10 < retired) != (name == "old hosts") || (stopped < n) != (name != "stops") || (evacuated == 0) != (name != "sick drives") && !testing.Short() {
 				t.Errorf("%s, want more", did)
 			}
