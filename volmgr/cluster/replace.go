@@ -268,6 +268,8 @@ func (t *tx) spares(v *Volume, l *Leg, leaving bool) bool { return !leaving && !
 // others as the column needs are in sync and can be served. For one that was stale before, two
 // others are enough: else a column of three copies that lost two could have only one of them
 // made again.
+//
+// Branches: one for each reason to keep a leg, or to give it up.
 func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless bool) {
 	enough := v.Layout.Group().Members
 	if l.State == LegStale && l.StaleAt < t.gen && t.leaving(l) != "" {
