@@ -67,7 +67,7 @@ type Config struct {
 	// legs; 0 means cluster.DefaultHealAfter, below 0 never.
 	HealAfter time.Duration
 	// EvacuateAfter is how long a drive may be suspect before its legs are made again elsewhere; 0 means
-	// cluster.DefaultEvacuateAfter, below 0 never.
+	// never.
 	EvacuateAfter time.Duration
 	// Overcommit is how many times its size a drive may promise to volumes; 0 means cluster.DefaultOvercommit.
 	Overcommit float64
@@ -113,7 +113,7 @@ func (c Config) withDefaults() Config {
 func (c Config) policy() cluster.Policy {
 	return cluster.Policy{
 		ReplaceAfter: cmp.Or(c.ReplaceAfter, cluster.DefaultReplaceAfter), HealAfter: max(0, cmp.Or(c.HealAfter, cluster.DefaultHealAfter)),
-		EvacuateAfter: max(0, cmp.Or(c.EvacuateAfter, cluster.DefaultEvacuateAfter)), HoldFor: c.HoldFor, Overcommit: c.Overcommit,
+		EvacuateAfter: c.EvacuateAfter, HoldFor: c.HoldFor, Overcommit: c.Overcommit,
 	}
 }
 

@@ -86,7 +86,7 @@ what to do and ends; with --await-store it waits for a store instead.`,
 	cmd.Flags().Float64Var(&o.overcommit, "overcommit", cluster.DefaultOvercommit, "let a drive promise so many `times` its size to volumes, thin and others; 1 means no more than it has")
 	cmd.Flags().DurationVar(&o.replaceAfter, "replace-after", cluster.DefaultReplaceAfter, "make a leg again elsewhere after it was away for this `duration`; 0 means never")
 	cmd.Flags().DurationVar(&o.healAfter, "heal-after", cluster.DefaultHealAfter, "have a host copy to the legs of a volume that lacks a copy and was detached for this `duration`; 0 means never")
-	cmd.Flags().DurationVar(&o.evacuateAfter, "evacuate-suspect-after", cluster.DefaultEvacuateAfter, "make the legs of a drive again elsewhere after it was suspect for this `duration`; 0 means never")
+	cmd.Flags().DurationVar(&o.evacuateAfter, "evacuate-suspect-after", 0, "make the legs of a drive again elsewhere after it was suspect for this `duration`, such as 48h; without it, or with 0, never")
 	cmd.Flags().StringVar(&o.console.Listen, "console", "", "`address` at which to show the cluster in browsers; see \"weft console --at\"")
 	cmd.Flags().StringVar(&o.console.Cert, "console-cert", "", "`file` of a certificate that browsers trust; without one, the console is at a loopback address")
 	cmd.Flags().StringVar(&o.console.Key, "console-key", "", "`file` of its private key")
@@ -215,9 +215,6 @@ func (o *volmgrOptions) serve(ctx context.Context, listener net.Listener, log *s
 	}
 	if o.healAfter == 0 {
 		c.HealAfter = -1
-	}
-	if o.evacuateAfter == 0 {
-		c.EvacuateAfter = -1
 	}
 	if x := o.overcommit; x != 0 && !(x >= 1 && x <= cluster.MaxOvercommit) { // 0 is the default, too
 		return fmt.Errorf("--overcommit %v: must be from 1 to %v", o.overcommit, cluster.MaxOvercommit)

@@ -618,17 +618,26 @@ func (t *tx) healingBroken(v *Volume) string {
 	return t.s.unhealable(v)
 }
 
+// copiedSoFar is how much the host that copies to a volume's legs says that it has copied.
+func (s *State) copiedSoFar(v *Volume) (done block.Size) {
+	if v.copier() == nil {
+		return 0
+	}
+	r, _ := s.attachmentReport(v, v.copier())
+	done = r.ResyncDone
+	for _, c := range r.Copies {
+		done += c.Done
+	}
+	return done
+}
+
 // noteHealing notes whether a healing makes progress.
 func (t *tx) noteHealing(id block.VolumeID) {
 	v := t.peek(id)
 	if v.Heal == nil {
 		return
 	}
-	r, _ := t.s.attachmentReport(v, v.Heal)
-	done := r.ResyncDone
-	for _, c := range r.Copies {
-		done += c.Done
-	}
+	done := t.s.copiedSoFar(v)
 	// A host that begins anew again and again, or stalls and goes on, makes no progress.
 	reach := fmt.Sprint(v.Heal.State, v.Generation)
 	if x := t.s.healings.Get(id); x.reach != reach || done > x.done || x.moved.IsZero() {

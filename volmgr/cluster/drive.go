@@ -737,47 +737,51 @@ func (t *tx) filled(nearly, room, object string, before, mark int, used, capacit
 
 // ---- suspect drives ----
 
-// A drive that has been suspect for longer than the policy allows is evacuated: its legs are made
-// again elsewhere, as those of a drive that is drained (see replace.go). A suspicion can be false, so
-// an evacuation takes care that nobody is worse off for it:
+// A drive that has been suspect for longer than the policy allows is evacuated. One leg after the other,
+// its column gets a leg more than it needs, in another failure domain than all that it has. Once that
+// leg is in sync, one can be given up, and of those that can, the one on the suspect drive is: see
+// superfluous. A suspicion can be false, so an evacuation takes care that nobody is worse off for it:
 //
-//   - a leg is in use until its replacement is in sync: redundancy never drops;
-//   - one leg of a drive moves at a time, of a volume whose legs are all in sync and can be copied
-//     now, and mostEvacuated drives are evacuated at a time;
+//   - a leg on a suspect drive never leaves as one on a lost drive does: it is given up only if as many
+//     others as the column needs are in sync, each in a failure domain of its own;
+//   - one leg of a drive moves at a time, of a volume in good order that can be copied now, and
+//     mostEvacuated drives are evacuated at a time. If the volume gets out of order before the copy
+//     begins, or if that does not go on, the next leg has its turn;
+//   - legs that share space with snapshots or clones stay: alone they would take more space, and
+//     copies of snapshots would wait for them. An operator can drain the drive;
 //   - while more drives are suspect than mostSuspect allows, no further leg moves: so many do not
 //     fail at once, and what they have in common, such as a hot room, does not end by copying;
 //   - what an operator does comes first: nothing moves from a drive that is drained or evicted, or
 //     whose node is cordoned, drained or under maintenance.
 //
-// Once a drive is no longer suspect, or an evacuation is held back, a leg whose copy has begun still
-// moves; any other one stays.
+// An evacuation is only a wish: it places the additional leg and, while it has that in hand, keeps it until
+// it is in sync. Everything else follows from the records, by the rules for a column with a leg too many.
+// Once the drive is well, or another manager begins to lead, these give up a leg that is not in sync: nothing
+// is recorded, and the clocks start anew. They are monotonic: no wall clock matters.
 //
-//	            suspect for EvacuateAfter
-//	(suspect) ────────────────────────────► EVACUATING ──────────► ENDED  no leg is left that could
-//	                                          ▲     │                     be moved
-//	                                          │     ▼
-//	                                          HELD, with the reason
+//	         suspect for EvacuateAfter
+//	(suspect) ────────────────────────► EVACUATING ──────► ENDED  no leg is left that could be moved
+//	                                      ▲     │
+//	                                      │     ▼
+//	                                    HELD or WAITS, with the reason
 //
 //	from anywhere: the drive is no longer suspect (forgotten)
-//
-// No record holds any of this. The clocks of drives start anew when a manager begins to lead, and they
-// are monotonic, so no wall clock matters. A leg that is on its way shows in the records, since its
-// column has a blank leg more than it needs: see resumeEvacuations.
-
-// DefaultEvacuateAfter is twice as long as a drive is suspect after its media errors grew once, so
-// only signs that last or come back move data. It leaves an operator who reads alerts the time to
-// decide first.
-const DefaultEvacuateAfter = 48 * time.Hour
 
 const (
 	// evacuationLook is how often evacuateDrives looks.
 	evacuationLook = 10 * time.Second
 	// mostEvacuated is how many drives of the cluster are evacuated at a time.
 	mostEvacuated = 2
-	// evacuationPatience is how long a leg's copy may not go on before another leg is tried.
+	// evacuationPatience is how long a leg's copy may not go on before another leg has its turn.
 	evacuationPatience = 10 * time.Minute
-	// mostUnplaced is how many legs of a drive are tried in vain in one look.
-	mostUnplaced = 32
+	// evacuationRest is how long such a leg is then left alone.
+	evacuationRest = time.Hour
+	// evacuationPause is how long a drive is left alone of which no leg could move.
+	evacuationPause = time.Minute
+	// mostLookedThrough is how many drives are searched for a leg in one look, and mostUnplaced for how
+	// many legs of one a place is sought in vain: everything else waits meanwhile.
+	mostLookedThrough = 2
+	mostUnplaced      = 4
 )
 
 // mostSuspect is how many of some drives may be suspect at a time without a common cause.
@@ -786,110 +790,98 @@ func mostSuspect(drives int) int { return max(2, drives/10) }
 // evacuationStage is how far the evacuation of a suspect drive is.
 type evacuationStage string
 
-// The stages. The empty one: it has not begun.
+// The stages. The empty one: it has not begun. One that waits does so for others, not for what is its own.
 const (
 	evacuating      evacuationStage = "EVACUATING"
 	evacuationHeld  evacuationStage = "HELD"
+	evacuationWaits evacuationStage = "WAITS"
 	evacuationEnded evacuationStage = "ENDED"
 )
 
 // evacuation is what the manager remembers of a suspect drive; it is never changed in place.
 type evacuation struct {
-	Since time.Time       `json:"since,omitzero"` // since when it is suspect; zero: it no longer is
+	Since time.Time       `json:"since"` // since when it is suspect
 	Stage evacuationStage `json:"stage,omitempty"`
-	Why   string          `json:"why,omitempty"` // it is held, or what is left at its end
+	Why   string          `json:"why,omitempty"` // it is held or waits, or what is left at its end
 	Moved int             `json:"moved,omitempty"`
 	// Leg is made again elsewhere now; zero: none.
 	Volume block.VolumeID `json:"volume,omitzero"`
 	Leg    block.LegID    `json:"leg,omitzero"`
 
-	resumed bool // it was under way when this manager began to lead
-
-	going time.Time                 // when the copy of Leg went on last, or could have
-	tried map[block.LegID]time.Time // legs that were chosen: others have their turn first
+	begun  bool                      // the copy of Leg has begun
+	copied block.Size                // how far it has come
+	going  time.Time                 // when it went on last
+	pause  time.Time                 // until then no leg is sought
+	again  map[block.LegID]time.Time // from when on legs that were tried may be again; others come first
 }
 
 // evacuated reports whether a leg is made again elsewhere since its drive is suspect.
-func (s *State) evacuated(l *Leg) bool {
-	e, known := s.evacuations[l.Drive]
-	return known && e.Leg == l.ID && s.policy.EvacuateAfter > 0
-}
-
-// resumeEvacuations finds the evacuations that were under way in the records of the manager before: all
-// copies of a column are in sync, none has to leave for another reason, one is on a suspect drive, and
-// yet there is a blank leg beside them.
-func (s *State) resumeEvacuations() {
-	s.evacuations = map[block.DriveID]evacuation{}
-	for _, v := range s.volumes.All() {
-		for i := range v.Legs {
-			if l := &v.Legs[i]; l.Blank && l.member() {
-				s.resumeEvacuation(v, l.Column)
-			}
-		}
-	}
-}
-
-func (s *State) resumeEvacuation(v *Volume, column int) {
-	good := slices.DeleteFunc(v.column(column), func(l *Leg) bool { return l.Blank })
-	if len(good) != v.Layout.Group().Members || slices.ContainsFunc(good, func(l *Leg) bool { return !l.trusted() || s.leaving(l) != "" }) {
-		return
-	}
-	i := slices.IndexFunc(good, func(l *Leg) bool { return s.drives[l.Drive].Suspect() != "" })
-	if i < 0 {
-		return
-	}
-	l := good[i]
-	if e, known := s.evacuations[l.Drive]; !known || bytes.Compare(l.ID.UUID[:], e.Leg.UUID[:]) < 0 {
-		s.evacuations[l.Drive] = evacuation{Volume: v.ID, Leg: l.ID, resumed: true}
-	}
-}
+func (s *State) evacuated(l *Leg) bool { return s.evacuations[l.Drive].Leg == l.ID }
 
 // evacuateDrives starts and stops the clocks of suspect drives and takes the next step of each
 // evacuation.
 func (t *tx) evacuateDrives() {
 	s := t.s
-	if t.now.Sub(s.lookedSuspect) < evacuationLook {
+	if s.policy.EvacuateAfter <= 0 || t.now.Sub(s.lookedSuspect) < evacuationLook {
 		return
 	}
 	s.lookedSuspect = t.now
-	s.evacuations = t.followEvacuations()
-	busy := 0
+	common := t.noteCommonCause()
+	s.evacuations = t.followEvacuations(common)
+	busy, looked := 0, 0
 	for _, e := range s.evacuations {
 		busy += rank(!e.Leg.IsZero())
 	}
-	common := t.commonCause()
 	for _, d := range t.longSuspect() {
 		e := s.evacuations[d.ID]
 		stage, why := evacuating, ""
-		switch hold, left := cmp.Or(t.nodes.peek(d.Node).shunned(), common), t.neverMoved(d); {
-		case left != "":
-			stage, why = evacuationEnded, left
-		case hold != "":
-			stage, why = evacuationHeld, hold
+		own, others := t.nodes.peek(d.Node).shunned(), common
+		if busy >= mostEvacuated {
+			others = cmp.Or(common, fmt.Sprintf("%d other drives are evacuated first", mostEvacuated))
+		}
+		switch {
 		case !e.Leg.IsZero():
-		case busy >= mostEvacuated:
-			stage, why = evacuationHeld, fmt.Sprintf("%d other drives are evacuated first", mostEvacuated)
+		case e.Stage == evacuationEnded && own+others != "":
+			continue
+		case own != "":
+			stage, why = evacuationHeld, own
+		case others != "":
+			stage, why = evacuationWaits, others
+		case looked == mostLookedThrough || t.now.Before(e.pause):
+			continue
 		default:
 			e, stage, why = t.evacuateNext(d, e)
+			looked++
 			busy += rank(!e.Leg.IsZero())
 		}
 		s.evacuations[d.ID] = t.enterStage(d, e, stage, why)
 	}
 }
 
-// commonCause says that more drives are suspect than are likely to fail at once; empty if not. Those
-// that an operator empties do not count.
-func (t *tx) commonCause() string {
+// noteCommonCause says that more drives are suspect than are likely to fail at once; empty if not. That
+// this begins is one event, however many drives wait for its end.
+func (t *tx) noteCommonCause() (why string) {
 	suspect := 0
 	for id := range t.s.drives {
-		if d := t.drives.peek(id); d != nil && d.Suspect() != "" && d.Leaving == "" {
+		if d := t.drives.peek(id); d != nil && d.Suspect() != "" && d.Leaving == "" && !t.longAway(id) {
 			suspect++
 		}
 	}
 	if most := mostSuspect(len(t.s.drives)); suspect > most {
-		return fmt.Sprintf("more than %d of the drives are suspect at once, which points to a common cause", most)
+		why = fmt.Sprintf("more than %d of the drives are suspect at once, which points to a common cause", most)
 	}
-	return ""
+	if why != "" && !t.s.commonCause {
+		t.event(event.Warning, event.EvacuationHeld, "cluster", "no further leg of a suspect drive is made again elsewhere: "+why)
+	}
+	t.s.commonCause = why != ""
+	return why
+}
+
+// longAway reports whether a drive has been away for longer than a machine takes to start: what it last
+// said of itself does not count any more.
+func (t *tx) longAway(id block.DriveID) bool {
+	since, away := t.s.away[id]
+	return away && t.now.Sub(since) >= DefaultReplaceAfter
 }
 
 // emptied reports whether an operator empties a drive: all its legs leave then anyway.
@@ -898,14 +890,15 @@ func (t *tx) emptied(d *Drive) bool {
 	return d.Leaving != "" || n == nil || n.Draining
 }
 
+// inUse reports whether a drive serves its legs.
+func (s *State) inUse(d *Drive) bool { return d.State == DriveReady && s.targetOnline(d.Node) }
+
 // longSuspect returns the drives in use that have been suspect for longer than the policy allows, the
 // longest first.
 func (t *tx) longSuspect() (due []*Drive) {
 	s := t.s
 	for id, e := range s.evacuations {
-		d := t.drives.peek(id)
-		late := s.policy.EvacuateAfter > 0 && !e.Since.IsZero() && t.now.Sub(e.Since) >= s.policy.EvacuateAfter
-		if late && d != nil && d.State == DriveReady && s.targetOnline(d.Node) && !t.emptied(d) {
+		if d := t.drives.peek(id); t.now.Sub(e.Since) >= s.policy.EvacuateAfter && s.inUse(d) && !t.emptied(d) {
 			due = append(due, d)
 		}
 	}
@@ -915,71 +908,80 @@ func (t *tx) longSuspect() (due []*Drive) {
 	return due
 }
 
-// followEvacuations returns what is known of each drive that is suspect, or from which a leg still
-// moves.
-func (t *tx) followEvacuations() map[block.DriveID]evacuation {
+// followEvacuations returns what is known of each drive that is suspect.
+func (t *tx) followEvacuations(common string) map[block.DriveID]evacuation {
 	next := map[block.DriveID]evacuation{}
-	common := t.commonCause()
 	for _, id := range t.s.sortedDrives() {
 		d := t.drives.peek(id)
 		if d == nil {
 			continue
 		}
-		well := d.Suspect() == ""
-		stops := well || common != "" || t.emptied(d) || t.nodes.peek(d.Node).shunned() != ""
-		e := t.followLeg(t.clockSuspect(t.s.evacuations[id], well), stops)
-		switch {
-		case !well || !e.Leg.IsZero():
-			next[id] = e
-		case e.Stage == evacuating || e.Stage == evacuationHeld:
-			t.evacuationEvent(d, event.EvacuationEnded, fmt.Sprintf("it is not suspect any more, and keeps the legs that it has; %s", madeElsewhere(e.Moved)))
+		e, known := t.s.evacuations[id]
+		if d.Suspect() == "" {
+			if e.Stage == evacuating || e.Stage == evacuationHeld {
+				t.evacuationEvent(d, event.EvacuationEnded, fmt.Sprintf("it is not suspect any more, and keeps the legs that it has; %s", madeElsewhere(e.Moved)))
+			}
+			continue
 		}
+		if !known {
+			e.Since = t.now
+		}
+		if !e.Leg.IsZero() {
+			e = t.followLeg(e, common != "" || t.emptied(d) || t.nodes.peek(d.Node).shunned() != "" || !t.s.inUse(d))
+		}
+		next[id] = e
 	}
 	return next
 }
 
-// clockSuspect starts the clock of a drive that has become suspect, and stops it once it is well. If its
-// evacuation was under way when this manager began to lead, the time is over.
-func (t *tx) clockSuspect(e evacuation, well bool) evacuation {
-	switch {
-	case well:
-		e.Since = time.Time{}
-	case e.Since.IsZero() && e.resumed:
-		e.Since, e.going, e.tried = t.now.Add(-t.s.policy.EvacuateAfter), t.now, map[block.LegID]time.Time{}
-	case e.Since.IsZero():
-		e.Since, e.tried = t.now, map[block.LegID]time.Time{}
-	}
-	e.resumed = false
-	return e
-}
-
-// followLeg looks after the leg that is made again elsewhere: whether that is done, or is taken back.
+// followLeg looks after the leg that is made again elsewhere: whether that is done, or others have their
+// turn. A copy that has begun goes on whatever happens, as long as it does go on.
 func (t *tx) followLeg(e evacuation, stops bool) evacuation {
-	if e.Leg.IsZero() {
-		return e
-	}
-	t.unsure[e.Volume] = true
 	v := t.peek(e.Volume)
-	switch {
-	case v == nil || !v.usable():
-		return e.without()
-	case v.leg(e.Leg) == nil || !v.leg(e.Leg).member():
-		e.Moved++
-		return e.without()
+	if v == nil || !v.usable() {
+		return e.later(t.now)
 	}
 	l := v.leg(e.Leg)
-	begun := legOf{v, l}.begun() || slices.ContainsFunc(v.column(l.Column), func(o *Leg) bool { return o.Copying != nil })
-	switch {
-	case begun || !stops && t.copiedNow(v, l) && t.s.uncopied[columnOf{v.ID, l.Column}].why == "":
-		e.going = t.now
-	case stops || t.now.Sub(e.going) >= evacuationPatience:
-		return e.without()
+	if l == nil || !l.member() {
+		e.Moved++
+		return e.later(t.now)
+	}
+	e.begun = e.begun || legOf{v, l}.begun()
+	if !v.legTooMany() || !e.begun && (stops || !t.inOrder(v)) {
+		return e.later(t.now)
+	}
+	if copied := t.s.copiedSoFar(v); copied > e.copied {
+		e.copied, e.going = copied, t.now
+	}
+	if t.now.Sub(e.going) >= evacuationPatience {
+		return e.later(t.now.Add(evacuationRest))
 	}
 	return e
 }
 
-// without is e while no leg is made again.
-func (e evacuation) without() evacuation {
+// giveWay stops the copying to the new leg of a column while a leg that was lost is to be copied to: it
+// misses changes only, and the new one was not needed for redundancy.
+func (t *tx) giveWay(id block.VolumeID) {
+	v := t.peek(id)
+	for _, l := range v.Legs {
+		column := v.column(l.Column)
+		lost := func(o *Leg) bool {
+			return o.State == LegStale && !o.Blank && t.leaving(o) == "" && t.s.rebuildWaitsFor(v, o) == ""
+		}
+		if l.Blank && l.State == LegRebuilding && slices.ContainsFunc(column, t.s.evacuated) && slices.ContainsFunc(column, lost) {
+			t.stale(t.volume(id), l.ID, event.LegStale, "another leg of its column is copied to first")
+			t.drain(t.volume(id), l.ID)
+		}
+	}
+}
+
+// later is e while no leg is made again; the one that was may be tried again from a time on.
+func (e evacuation) later(from time.Time) evacuation {
+	e.again = maps.Clone(e.again)
+	if e.again == nil {
+		e.again = map[block.LegID]time.Time{}
+	}
+	e.again[e.Leg] = from
 	e.Volume, e.Leg = block.VolumeID{}, block.LegID{}
 	return e
 }
@@ -989,115 +991,125 @@ const noPlaceElsewhere = "there is no place elsewhere for the legs that are left
 
 // evacuateNext has the next leg of a drive made again elsewhere. Without one it says why there is none.
 func (t *tx) evacuateNext(d *Drive, e evacuation) (evacuation, evacuationStage, string) {
+	legs, kept := t.evacuees(d, e)
+	if len(legs) == 0 {
+		e.pause = t.now.Add(evacuationPause)
+		return e, evacuationEnded, kept
+	}
 	unplaced, why := 0, "of the volumes that have legs on it, none is in good order and can be copied now"
-	for _, at := range t.evacuees(d, e) {
+	for _, at := range legs {
 		v, l := at.volume, at.leg
-		if v.oneCopy() || unplaced == mostUnplaced || !t.mayMove(v, l) {
+		if unplaced == mostUnplaced || t.now.Before(e.again[l.ID]) || !t.mayMove(v, l) {
 			continue
 		}
-		e.tried = maps.Clone(e.tried)
-		e.tried[l.ID] = t.now
-		e.Volume, e.Leg, e.going = v.ID, l.ID, t.now
-		t.s.evacuations[d.ID] = e // it leaves from here on
-		if t.makeAgain(v, l.Column) {
+		e.Volume, e.Leg, e.begun, e.copied, e.going = v.ID, l.ID, false, 0, t.now
+		t.s.evacuations[d.ID] = e // the new leg says why it is added
+		if t.addLeg(v.ID, l.Column, "") == nil {
 			return e, evacuating, ""
 		}
+		delete(t.s.crowded, v.ID) // a leg that is lost may have more places
+		e = e.later(t.now)
 		unplaced++
 		why = noPlaceElsewhere
-		e = e.without()
-		t.s.evacuations[d.ID] = e
 	}
+	e.pause = t.now.Add(evacuationPause)
 	return e, evacuationHeld, why
 }
 
-// neverMoved says what is left on a drive from which nothing can be moved any more; empty if some leg can.
-func (t *tx) neverMoved(d *Drive) string {
-	single := 0
+// evacuees are the legs on a drive that can move, in the order in which they do: first those that were
+// not tried lately. kept says what stays.
+func (t *tx) evacuees(d *Drive, e evacuation) (move []legOf, kept string) {
+	single, sharing := 0, 0
 	for id, legs := range t.s.legsOn(d.Node, d.ID) {
-		if v := t.peek(id); v == nil || !v.oneCopy() {
-			return ""
+		for _, l := range legs {
+			switch v := t.peek(id); {
+			case v == nil:
+			case v.oneCopy():
+				single++
+			case t.s.sharesSpace(v, l):
+				sharing++
+			default:
+				move = append(move, legOf{v, l})
+			}
 		}
-		single += len(legs)
 	}
+	slices.SortFunc(move, func(a, b legOf) int {
+		return cmp.Or(e.again[a.leg.ID].Compare(e.again[b.leg.ID]), bytes.Compare(a.leg.ID.UUID[:], b.leg.ID.UUID[:]))
+	})
+	return move, keptLegs(d, single, sharing)
+}
+
+// keptLegs says how many legs stay on a drive.
+func keptLegs(d *Drive, single, sharing int) string {
+	var all []string
 	if single > 0 {
-		return fmt.Sprintf("it keeps %s of volumes of one copy, which are not moved", plural(single, "leg"))
+		all = append(all, fmt.Sprintf("it keeps %s of volumes of one copy, which are not moved", plural(single, "leg")))
 	}
-	return "none of its legs is left"
+	if sharing > 0 {
+		all = append(all, fmt.Sprintf("it keeps %s that share space with snapshots or clones; `weft drive drain %s` moves these", plural(sharing, "leg"), d.ID))
+	}
+	return cmp.Or(strings.Join(all, "; "), "none of its legs is left")
 }
 
 // oneCopy reports whether the volume has one copy of its data, so that its legs are not moved.
 func (v *Volume) oneCopy() bool { return v.Layout.Slots() <= v.Layout.Group().Members }
 
-// evacuees are the legs on a drive in the order in which they move: first those that were not tried
-// lately, of these those of volumes, and then of snapshots, the oldest first.
-func (t *tx) evacuees(d *Drive, e evacuation) (all []legOf) {
-	for id, legs := range t.s.legsOn(d.Node, d.ID) {
-		for _, l := range legs {
-			if v := t.peek(id); v != nil {
-				all = append(all, legOf{v, l})
-			}
+// sharesSpace reports whether a leg is of a snapshot or of a volume with snapshots, or is in a tree with
+// legs of clones.
+func (s *State) sharesSpace(v *Volume, l *Leg) bool {
+	if v.IsSnapshot() {
+		return true
+	}
+	for name := range s.byName.After(string(v.Name) + "@") {
+		if strings.HasPrefix(name, string(v.Name)+"@") {
+			return true
+		}
+		break
+	}
+	for id := range s.inTree.Get(l.tree()).Keys() {
+		if id != v.ID {
+			return true
 		}
 	}
-	slices.SortFunc(all, func(a, b legOf) int {
-		return cmp.Or(e.tried[a.leg.ID].Compare(e.tried[b.leg.ID]), taken(a.volume).Compare(taken(b.volume)), bytes.Compare(a.leg.ID.UUID[:], b.leg.ID.UUID[:]))
-	})
-	return all
+	return false
 }
 
-// taken is when a snapshot was taken; zero for a volume.
-func taken(v *Volume) time.Time {
-	if v.IsSnapshot() {
-		return v.Snapshot.Taken
-	}
-	return time.Time{}
-}
-
-// mayMove reports whether a leg may begin to move: its volume is in good order, and is copied now. A
-// leg of a snapshot comes after that of its volume, to be beside it again.
+// mayMove reports whether a leg may begin to move: its volume is in good order, has all its legs and no
+// more, has a number for one more, and is copied now.
 func (t *tx) mayMove(v *Volume, l *Leg) bool {
-	if !v.usable() || v.ExpandingTo != 0 || !t.copiedNow(v, l) || t.now.Before(t.s.uncopied[columnOf{v.ID, l.Column}].until) {
+	switch {
+	case !v.usable() || v.changing() || v.lacksLegs() || v.legTooMany() || v.noSlot(l.Column) != nil:
+		return false
+	case t.s.crowded[v.ID]:
 		return false
 	}
-	for i := range v.Legs {
-		if o := &v.Legs[i]; !o.trusted() || !o.member() || !t.s.servable(o) || t.leaving(o) != "" {
-			return false
-		}
-	}
-	return true
+	return t.inOrder(v) && t.copiedNow(v)
 }
 
-// copiedNow reports whether a replacement of a leg is copied now, or as soon as there is one.
-func (t *tx) copiedNow(v *Volume, l *Leg) bool {
+// inOrder reports whether all legs of a volume are in sync, and stay, but for one that is new.
+func (t *tx) inOrder(v *Volume) bool {
+	return !slices.ContainsFunc(v.Legs, func(l Leg) bool {
+		switch {
+		case l.State == LegDeleting: // a drive that is lost may never free it
+			return false
+		case l.Blank && l.member():
+			return false
+		}
+		return !l.member() || !l.trusted() || !t.s.servable(&l) || t.leaving(&l) != ""
+	})
+}
+
+// copiedNow reports whether one more leg of a volume is copied now, or as soon as there is one.
+func (t *tx) copiedNow(v *Volume) bool {
 	s := t.s
-	switch {
-	case v.IsSnapshot():
-		return t.level >= copiesLevel && !s.volumeBeside(v, l) && s.copyWaitsFor(v, l.Column) == ""
-	case v.copier() != nil || len(v.Shared) > 0:
+	if v.copier() != nil || len(v.Shared) > 0 {
 		return s.noCopier(v) == ""
 	}
 	return s.policy.HealAfter > 0 && t.level >= healLevel && s.unhealable(v) == "" && s.anyHealer(v)
 }
 
-// volumeBeside reports whether a snapshot's volume has a leg on the drive of a leg of the snapshot.
-func (s *State) volumeBeside(v *Volume, l *Leg) bool {
-	o := s.volumes.Get(v.Snapshot.Volume)
-	return o != nil && slices.ContainsFunc(o.Legs, func(x Leg) bool { return x.Drive == l.Drive && x.member() })
-}
-
-// makeAgain places one more leg of a column of which one leaves, and reports whether there is a place.
-// A snapshot's is placed when it is copied; see noteCopies.
-func (t *tx) makeAgain(v *Volume, column int) bool {
-	if v.IsSnapshot() {
-		_, _, err := t.planCopy(v, column, t.newCopyLook())
-		return err == nil
-	}
-	delete(t.s.crowded, v.ID)
-	err := t.addLeg(v.ID, column, "")
-	delete(t.s.crowded, v.ID)
-	return err == nil
-}
-
-// enterStage notes where the evacuation of a drive stands. A change is an event.
+// enterStage notes where the evacuation of a drive stands. A change is an event, unless it waits for
+// others: so may many drives at once.
 func (t *tx) enterStage(d *Drive, e evacuation, stage evacuationStage, why string) evacuation {
 	if e.Stage == stage && e.Why == why {
 		return e
@@ -1109,7 +1121,7 @@ func (t *tx) enterStage(d *Drive, e evacuation, stage evacuationStage, why strin
 		t.evacuationEvent(d, event.DriveEvacuating, fmt.Sprintf("its legs are made again elsewhere, one at a time, since it has been suspect for more than %v: %s", t.s.policy.EvacuateAfter, d.Suspect()))
 	case stage == evacuationHeld:
 		t.evacuationEvent(d, event.EvacuationHeld, fmt.Sprintf("it has been suspect for more than %v, and no further leg of it is made again elsewhere: %s", t.s.policy.EvacuateAfter, why))
-	case was != "": // else there was nothing to move
+	case stage == evacuationEnded && was != "": // else there was nothing to move
 		t.evacuationEvent(d, event.EvacuationEnded, fmt.Sprintf("%s; %s", madeElsewhere(e.Moved), why))
 	}
 	return e
@@ -1132,16 +1144,13 @@ func madeElsewhere(n int) string {
 func (s *State) evacuationWords(d *Drive) string {
 	e, known := s.evacuations[d.ID]
 	n := s.nodes[d.Node]
-	if !known || s.policy.EvacuateAfter <= 0 || d.Leaving != "" || n != nil && n.Draining {
+	if !known || !s.inUse(d) || d.Leaving != "" || n != nil && n.Draining {
 		return ""
-	}
-	if e.Since.IsZero() {
-		return "one more of its legs is made again elsewhere"
 	}
 	switch e.Stage {
 	case evacuating:
 		return fmt.Sprintf("being evacuated: %s moved so far", plural(e.Moved, "leg"))
-	case evacuationHeld:
+	case evacuationHeld, evacuationWaits:
 		return "not evacuated: " + e.Why
 	case evacuationEnded:
 		return "evacuated: " + e.Why
@@ -1161,15 +1170,20 @@ func (s *State) explainDrive(e *Explanation, v *Volume, l *Leg) {
 		e.Facts = append(e.Facts, fmt.Sprintf("%s is %s", d.object(), words))
 	}
 	e.Actions = append(e.Actions, fmt.Sprintf("replace %s before it fails; `weft drive list --health` shows what it reports", d.object()))
+	drain := fmt.Sprintf("have all legs of the drive made again elsewhere now: weft drive drain %s", d.ID)
 	switch {
 	case v.oneCopy() && v.IsSnapshot():
 		e.Facts = append(e.Facts, fmt.Sprintf("%s has one copy, so %v is not moved", v.object(), l))
 	case v.oneCopy():
 		e.Facts = append(e.Facts, fmt.Sprintf("%s has one copy, so %v is not moved", v.object(), l))
 		e.Actions = append(e.Actions, fmt.Sprintf("give it another copy, `weft volume set %s --copies 2`, or copy what it holds to a new volume", v.Name))
+	case d.Leaving != "" || !l.member() || s.evacuated(l):
+	case words != "" && s.sharesSpace(v, l):
+		e.Facts = append(e.Facts, fmt.Sprintf("%v shares space with snapshots or clones, so it is not moved before the drive is drained", l))
+		e.Actions = append(e.Actions, drain)
 	case s.evacuations[d.ID].Why == noPlaceElsewhere:
-		e.Actions = append(e.Actions, fmt.Sprintf("add a drive in pool %s with `weft drive add`, so that its legs have a place", v.Pool))
-	case d.Leaving == "" && l.member() && !s.evacuated(l):
-		e.Actions = append(e.Actions, fmt.Sprintf("have all legs of the drive made again elsewhere now: weft drive drain %s", d.ID))
+		e.Actions = append(e.Actions, fmt.Sprintf("add a drive in pool %s with `weft drive add`, on a node in a failure domain without a copy, so that its legs have a place", v.Pool), drain)
+	default:
+		e.Actions = append(e.Actions, drain)
 	}
 }

@@ -37,7 +37,7 @@ type movesWorld struct {
 	stops                            bool // targets also stop in order
 	stopped                          int
 	sick                             bool // drives also become suspect, and are evacuated
-	evacuated                        int  // legs that were retired for that
+	begun, evacuated                 int  // legs that were added for that, and retired since there was one more
 }
 
 func (w *world) policy() Policy {
@@ -67,9 +67,8 @@ func (w *world) moveActs() {
 		t.stopping = t.up // it may go on, and is stuck then
 		return
 	}
-	if w.moves.sick && w.chance(80) {
-		warning := uint8(rank(w.chance(30))) << 2 // its reliability is degraded, or is not
-		t.devices[0].Health = &health.Reading{Smart: &health.Smart{Warning: warning, Spare: 100}}
+	if w.moves.sick && w.chance(90) {
+		w.sickActs(t)
 		return
 	}
 	switch w.rng.IntN(8) {
@@ -88,6 +87,22 @@ func (w *world) moveActs() {
 		for _, d := range w.state.recordedDrives(t.name) {
 			w.step(DrainDrive{Drive: d.ID, Cancel: d.Leaving != ""})
 		}
+	}
+}
+
+// sickActs has a drive of the volume warn, or a drive be well. The manager looks at once: in a history, as much
+// happens in a minute as elsewhere in a day.
+func (w *world) sickActs(t *wTarget) {
+	v := w.state.volumes.Get(w.state.idOf("a"))
+	warning := uint8(0)
+	if v != nil && w.chance(40) {
+		t, warning = w.target(pick(w, v.Legs).Node), 1<<2 // its reliability is degraded
+	}
+	t.devices[0].Health = &health.Reading{Smart: &health.Smart{Warning: warning, Spare: 100}}
+	w.state.lookedSuspect = time.Time{}
+	for id, e := range w.state.evacuations {
+		e.pause = time.Time{}
+		w.state.evacuations[id] = e
 	}
 }
 
@@ -123,9 +138,10 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 		case known && was.Retired == 0 && l.Retired != 0:
 			w.moves.retired++
 			good := v.trusted()[l.Column].Len()
-			w.moves.evacuated += rank(strings.Contains(l.Reason, "suspect for more than"))
-			if was.State == LegInSync && good < v.Layout.Copies {
-				return fmt.Sprintf("I11: %v was retired in sync, and %d of %d copies are left", &l, good, v.Layout.Copies)
+			needless := !was.Blank && strings.Contains(l.Reason, "enough copies without it")
+			w.moves.evacuated += rank(needless && w.state.evacuated(&l))
+			if (was.State == LegInSync || needless) && good < v.Layout.Copies {
+				return fmt.Sprintf("I11: %v was retired, was %s before, and %d of %d copies are left", &l, was.State, good, v.Layout.Copies)
 			}
 		case known && was.Draining != 0 && l.Draining == 0:
 			w.moves.drained++
@@ -133,23 +149,96 @@ func (w *world) checkMove(before map[block.LegID]Leg, v *Volume) string {
 			return fmt.Sprintf("I12: %v is in sync and blank", &l)
 		}
 	}
-	return w.checkEvacuations()
+	return w.checkEvacuations(before, v)
 }
 
-// checkEvacuations counts the legs that leave suspect drives: one of a drive, and of two drives.
-func (w *world) checkEvacuations() string {
-	var drives []block.DriveID
-	for _, v := range w.state.volumes.All() {
-		for _, l := range v.Legs {
-			if l.member() && strings.Contains(w.state.leaving(&l), "suspect for more than") {
-				drives = append(drives, l.Drive)
-			}
+// checkEvacuations looks at the legs that are made again since their drives are suspect: those of two drives
+// at most, and never in a failure domain of another leg of the column.
+func (w *world) checkEvacuations(before map[block.LegID]Leg, v *Volume) string {
+	moving := 0
+	for _, e := range w.state.evacuations {
+		moving += rank(!e.Leg.IsZero())
+	}
+	if moving > 2 {
+		return fmt.Sprintf("I15: legs of %d suspect drives are made again at once", moving)
+	}
+	for _, l := range v.Legs {
+		column := v.column(l.Column)
+		if _, known := before[l.ID]; known || !l.Blank || !slices.ContainsFunc(column, w.state.evacuated) {
+			continue
+		}
+		w.moves.begun++
+		domain := func(l *Leg) string { return w.state.nodes[l.Node].label(v.Spread) }
+		if i := slices.IndexFunc(column, func(o *Leg) bool { return o.ID != l.ID && domain(o) == domain(&l) }); i >= 0 {
+			return fmt.Sprintf("I16: %v was added for an evacuation, in the failure domain of %v", &l, column[i])
 		}
 	}
-	if n := len(drives); n > 2 || n == 2 && drives[0] == drives[1] {
-		return fmt.Sprintf("I15: %d legs leave the suspect drives %v at once", n, drives)
-	}
 	return ""
+}
+
+// Whatever becomes of the drives, one look at them searches few for legs that could move.
+func TestFewDrivesAreSearchedForLegsAtATime(t *testing.T) {
+	s := newScript(t)
+	s.run("target t1 drives=4GiB,4GiB,4GiB,4GiB,4GiB")
+	s.run("target t2 drives=8GiB")
+	for i := range 5 {
+		s.run(fmt.Sprintf("create db%d size=1GiB stripes=1", i))
+	}
+	s.run("comply")
+	s.run("host c1")
+	for i := range 5 {
+		s.run(fmt.Sprintf("attach db%d c1", i))
+	}
+	s.run("comply")
+	for i := range 5 {
+		s.run(fmt.Sprintf("serve c1 db%d", i))
+	}
+	s.run("target t3 drives=512MiB" + strings.Repeat(",512MiB", 43)) // too small for any leg
+	s.run("evacuate-after 1m")
+	for i := range 5 {
+		s.run(fmt.Sprintf("health t1 nvme%dn1 warning=4", i))
+	}
+	s.run("wait 55s t1 t2 t3 c1")
+	searched := 0
+	for range 35 {
+		held := strings.Count(s.run("wait 1s t1 t2 t3 c1"), noPlaceElsewhere)
+		if searched += held; held > mostLookedThrough {
+			t.Errorf("%d drives were searched at once, want %d", held, mostLookedThrough)
+		}
+	}
+	if searched != 5 {
+		t.Errorf("%d drives were searched, want 5, each once", searched)
+	}
+}
+
+// A leg that shares space stays, and is named with the way out. It moves once it does not any more.
+func TestALegThatSharesSpaceIsNotEvacuated(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.s.SetPolicy(Policy{EvacuateAfter: time.Minute})
+	w.mustBe(w.take("mon", "db1", "db2"))
+	w.settle()
+	from := w.volume("db1").Legs[0]
+	w.s.drives[from.Drive].Signs = health.Record{Warnings: "its reliability is degraded"}
+	w.look(30)
+	words := w.s.evacuationWords(w.s.drives[from.Drive])
+	if !strings.HasPrefix(words, "evacuated: it keeps ") || !strings.Contains(words, "that share space with snapshots or clones; `weft drive drain "+from.Drive.String()) {
+		t.Errorf("the drive is %q", words)
+	}
+	for _, name := range []string{"db1", "db1@mon"} {
+		e, err := w.s.Explain(name)
+		if text := fmt.Sprint(e); err != nil || !strings.Contains(text, "shares space with snapshots or clones") || !strings.Contains(text, "weft drive drain") {
+			t.Errorf("Explain(%s) = %s, %v", name, text, err)
+		}
+		if v := w.volume(name); len(v.Legs) != 2 || v.column(0)[0].Blank || v.column(0)[1].Blank {
+			t.Errorf("%s has legs %+v", name, v.Legs)
+		}
+	}
+	w.must(DeleteVolume{Volume: "db1@mon"})
+	w.settle()
+	w.look(30)
+	if v := w.volume("db1"); v.leg(from.ID) != nil && len(v.Legs) == 2 {
+		t.Errorf("without the snapshot it does not move: %q, legs %+v", w.s.evacuationWords(w.s.drives[from.Drive]), v.Legs)
+	}
 }
 
 func TestRandomHistoriesOfMoves(t *testing.T) {
@@ -168,16 +257,16 @@ func TestRandomHistoriesOfMoves(t *testing.T) {
 			if testing.Short() {
 				seeds = min(seeds, 10)
 			}
-			added, retired, drained, changed, stopped, served, evacuated := 0, 0, 0, 0, 0, 0, 0
+			added, retired, drained, changed, stopped, served, begun, evacuated := 0, 0, 0, 0, 0, 0, 0, 0
 			for seed := range seeds {
 				bad, w := history(seed, setting)
 				if bad != "" {
 					t.Fatal(bad)
 				}
 				added, retired, drained, changed, served = added+w.moves.added, retired+w.moves.retired, drained+w.moves.drained, changed+w.moves.changed, served+w.serves
-				stopped, evacuated = stopped+w.moves.stopped, evacuated+w.moves.evacuated
+				stopped, begun, evacuated = stopped+w.moves.stopped, begun+w.moves.begun, evacuated+w.moves.evacuated
 			}
-			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, evacuated %d legs, and served %d times", seeds, added, retired, drained, changed, stopped, evacuated, served)
+			did := fmt.Sprintf("%d histories added %d legs, retired %d of which %d drained, changed the copies %d times, stopped %d targets, evacuated %d of %d legs, and served %d times", seeds, added, retired, drained, changed, stopped, evacuated, begun, served)
 			if n := int(seeds); (added < n*2 || retired < n) && name != "sick drives" || served < n*3 || (drained*10 < retired) != (name == "old hosts") || (stopped < n) != (name != "stops") || (evacuated == 0) != (name != "sick drives") && !testing.Short() {
 				t.Errorf("%s, want more", did)
 			}

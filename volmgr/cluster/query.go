@@ -145,7 +145,7 @@ func (s *State) driveView(d *Drive) Drive {
 	if d.Leaving != "" {
 		v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words()}, func(w string) bool { return w == "" }), "; ")
 	}
-	if words := s.evacuationWords(d); words != "" && v.State != DriveOffline {
+	if words := s.evacuationWords(d); words != "" {
 		v.Reason = strings.TrimPrefix(v.Reason+"; "+words, "; ")
 	}
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize

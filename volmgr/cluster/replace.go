@@ -90,8 +90,6 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 		return "its drive has no record of it"
 	case !n.MaintainedUntil.IsZero(): // its absence is announced
 		return ""
-	case s.evacuated(l):
-		return fmt.Sprintf("its drive has been suspect for more than %v", s.policy.EvacuateAfter)
 	}
 	if left, away := s.awayLeft(d.ID); away && left <= 0 {
 		return fmt.Sprintf("its drive has been away for more than %v", s.policy.ReplaceAfter)
@@ -270,6 +268,8 @@ func (t *tx) spares(v *Volume, l *Leg, leaving bool) bool { return !leaving && !
 // others as the column needs are in sync and can be served. For one that was stale before, two
 // others are enough: else a column of three copies that lost two could have only one of them
 // made again.
+//
+// Branches: one for each reason to keep a leg, or to give it up.
 func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless bool) {
 	enough := v.Layout.Group().Members
 	if l.State == LegStale && l.StaleAt < t.gen && t.leaving(l) != "" {
@@ -280,6 +280,8 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return reason, true
 	case v.IsSnapshot() && l.idle():
 		return "it holds nothing, and is not being copied", true
+	case l.Blank && slices.ContainsFunc(v.column(l.Column), t.s.evacuated):
+		return "", false
 	case l.Blank && !leaving && l.State == LegStale && t.s.othersReturned(v, l):
 		return "the leg that it was to replace is back", true
 	case t.others(v, l) < enough:
@@ -364,12 +366,15 @@ func (v *Volume) noSlot(column int) error {
 		hint("`weft detach %s` and attach it again", v.Name)
 }
 
-// whyAdded names the legs of a column that leave.
+// whyAdded names the legs of a column that are made again elsewhere.
 func (t *tx) whyAdded(v *Volume, column int) string {
 	var all []string
 	for _, l := range v.column(column) {
 		if why := t.leaving(l); why != "" {
 			all = append(all, fmt.Sprintf("%v leaves, since %s", l, why))
+		}
+		if t.s.evacuated(l) {
+			all = append(all, fmt.Sprintf("the drive of %v has been suspect for more than %v", l, t.s.policy.EvacuateAfter))
 		}
 	}
 	return strings.Join(all, "; ")

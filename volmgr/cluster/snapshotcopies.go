@@ -158,8 +158,7 @@ func (t *tx) lacking() (ids []block.VolumeID) {
 	for _, d := range t.s.drives {
 		n := t.nodes.peek(d.Node)
 		left, away := t.s.awayLeft(d.ID)
-		evacuated := !t.s.evacuations[d.ID].Leg.IsZero()
-		if n == nil || d.Leaving == "" && !n.Draining && !n.ConfirmedDead && !evacuated && (!away || left > 0) {
+		if n == nil || d.Leaving == "" && !n.Draining && !n.ConfirmedDead && (!away || left > 0) {
 			continue
 		}
 		for id := range t.s.onNode.Get(d.Node).Keys() {
@@ -364,8 +363,6 @@ func (t *tx) takesCopy(v *Volume, l *Leg) bool {
 	case n == nil || d == nil || t.leaving(l) != "" || n.shunned() != "":
 		return false
 	case !t.s.servable(l) || !t.s.copies(l.Node):
-		return false
-	case d.Suspect() != "" && slices.ContainsFunc(v.column(l.Column), t.s.evacuated): // from one to another
 		return false
 	}
 	return t.s.besides(v, l.Column, &placement.Drive{ID: d.ID, Node: d.Node, Domain: n.label(v.Spread)}, t.lookup()) == ""

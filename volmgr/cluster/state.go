@@ -219,6 +219,7 @@ type reported struct {
 	away   map[block.DriveID]time.Time // since when drives cannot be used
 	// evacuations are what is known of suspect drives; a look replaces the map. See drive.go.
 	evacuations map[block.DriveID]evacuation
+	commonCause bool                    // they are all held back, since so many drives are suspect
 	crowded     map[block.VolumeID]bool // volumes for whose next leg there was no room
 	uncopied    map[columnOf]uncopied   // columns of snapshots that could not be copied
 	// healings are of detached volumes that lack a copy; see copying.go.
@@ -338,7 +339,6 @@ func LoadKnowing(known block.Level, records []Record) (*State, error) {
 	if _, ok := s.pools[DefaultPool]; !ok {
 		s.pools[DefaultPool] = &Pool{Name: DefaultPool}
 	}
-	s.resumeEvacuations()
 	return s, nil
 }
 

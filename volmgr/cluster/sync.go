@@ -438,6 +438,8 @@ func (t *tx) settleRebuilds(id block.VolumeID) {
 	if v.copier() == nil { // as of any number of detached volumes, at each look
 		return
 	}
+	t.giveWay(id)
+	v = t.peek(id)
 	busy := map[int]bool{}
 	for _, l := range v.Legs {
 		busy[l.Column] = busy[l.Column] || l.State == LegRebuilding

@@ -338,8 +338,10 @@ var scriptCommands = map[string]func(*script, args) string{
 		fmt.Sscanf(a.word(1), "%d.%d", &in.Column, &in.Copy)
 		return s.step(in)
 	},
-	"drain-drive": func(s *script, a args) string {
-		return s.step(DrainDrive{Drive: s.state.Drives(a.node(0))[0].ID, Cancel: a.has("cancel")})
+	"drain-drive": func(s *script, a args) string { // the first one of a node, or the one of a name
+		drives := s.state.Drives(a.node(0))
+		i := max(0, slices.IndexFunc(drives, func(d Drive) bool { return d.Device == "/dev/"+a.word(1) }))
+		return s.step(DrainDrive{Drive: drives[i].ID, Cancel: a.has("cancel")})
 	},
 	"cordon":   func(s *script, a args) string { return s.step(CordonNode{Node: a.node(0), Drain: a.has("drain")}) },
 	"uncordon": func(s *script, a args) string { return s.step(UncordonNode{a.node(0)}) },
