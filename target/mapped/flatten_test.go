@@ -331,6 +331,21 @@ func TestACloneOverABaseIsFlattened(t *testing.T) {
 	})
 }
 
+// A leg over the base and a flattened clone are both without a parent; what only one of them reads of the base is
+// counted for that one.
+func TestWhatAFlattenedCloneReadsIsNotTheBase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, tree, leg := over(t)
+		must(t, tree.Freeze(id(1), id(2), nil))
+		must(t, block.WriteAt(leg, tagged(1, 8), 0))
+		must(t, tree.Clone(id(2), id(3), 300<<20, nil))
+		must(t, tree.Flatten(t.Context(), these(3), unpaced))
+		must(t, tree.Delete(id(2)))
+		must(t, tree.Reclaim(t.Context()))
+		agree(t, tree)
+	})
+}
+
 // What is written, discarded and frozen while a clone is flattened, in the chunks that are done and in the
 // others, is what it holds then, and in its snapshot.
 func TestAClonesIOGoesOnWhileItIsFlattened(t *testing.T) {

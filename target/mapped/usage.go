@@ -150,7 +150,7 @@ func (t *Tree) countChunk(c *census, chunk uint32) {
 		if l == nil {
 			continue
 		}
-		if l.Parent != parent || len(c.views) == 0 { // clones of one snapshot follow one another
+		if l.Parent == 0 || l.Parent != parent { // clones of one snapshot follow one another
 			parent, below = l.Parent, c.under(l, chunk)
 		}
 		have, data := r.have.Load(), r.data.Load()
