@@ -248,7 +248,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	for _, l := range v.Legs {
 		out.UsedBytes += uint64(l.Used)
 	}
-	out.Space = pbVolumeSpace(v)
+	out.Space = pbLegSpace(spaceOf(v))
 	for i := range v.PastScrubs {
 		out.PastScrubs = append(out.PastScrubs, pbScrub(&v.PastScrubs[i]))
 	}
@@ -266,20 +266,19 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 	return out
 }
 
-// pbVolumeSpace adds up what the legs take; nil unless it is known of all that are not being deleted.
-func pbVolumeSpace(v cluster.Volume) *pb.LegSpace {
-	var sum *pb.LegSpace
+// spaceOf adds up what the legs take; nil unless it is known of all that are not being deleted.
+func spaceOf(v cluster.Volume) (sum *cluster.LegSpace) {
 	for _, l := range v.Legs {
-		switch x := pbLegSpace(l.Space); {
+		switch {
 		case l.State == cluster.LegDeleting:
-		case x == nil:
+			continue
+		case l.Space == nil:
 			return nil
 		case sum == nil:
-			sum = x
-		default:
-			sum.ReferencedBytes += x.ReferencedBytes
-			sum.FreedBytes += x.FreedBytes
+			sum = &cluster.LegSpace{}
 		}
+		sum.Referenced += l.Space.Referenced
+		sum.Freed += l.Space.Freed
 	}
 	return sum
 }

@@ -227,7 +227,7 @@ func (c *cluster) tell(seed uint64) {
 	}
 }
 
-// chosen is what the flags say of the kinds of clusters.
+// chosen returns the flags that choose kinds of clusters, as they were given.
 func chosen() (flags string) {
 	flag.Visit(func(f *flag.Flag) {
 		switch f.Name {

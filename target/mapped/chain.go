@@ -27,15 +27,28 @@ func (t *Tree) deciding(l *layer, chunk uint32, grains uint64, yield func(slot u
 		}
 		return
 	}
-	for slot := t.first[chunk]; slot != 0; {
+	for slot, _ := t.seen(l, t.first[chunk], grains); slot != 0; {
+		r := t.record(slot)
+		if !yield(slot, r) {
+			return
+		}
+		slot, _ = t.seen(l, r.next, grains)
+	}
+}
+
+// seen returns the first slot of a chain, from one on, whose record decides some of the grains as l sees them, and
+// how many records it has passed by; 0 if there is none.
+func (t *Tree) seen(l *layer, slot uint32, grains uint64) (found uint32, passed int) {
+	for ; slot != 0; passed++ {
 		r := t.record(slot)
 		if r.have.Load()&grains != 0 {
-			if o := t.layers[r.layer]; o != nil && l.sees(o) && !yield(slot, r) {
-				return
+			if o := t.layers[r.layer]; o != nil && l.sees(o) {
+				break
 			}
 		}
 		slot = r.next
 	}
+	return slot, passed
 }
 
 // nearest returns the slot of the record that decides a grain as l sees it, 0 if there is none.
@@ -45,18 +58,8 @@ func (t *Tree) nearest(l *layer, chunk uint32, grain uint64) uint32 {
 	if f != nil && f.known&grain != 0 {
 		return f.slots[bits.TrailingZeros64(grain)]
 	}
-	slot, steps := t.first[chunk], 0
-	for slot != 0 {
-		r := t.record(slot)
-		if r.have.Load()&grain != 0 {
-			if o := t.layers[r.layer]; o != nil && l.sees(o) {
-				break
-			}
-		}
-		slot = r.next
-		steps++
-	}
-	if steps >= farFrom {
+	slot, passed := t.seen(l, t.first[chunk], grain)
+	if passed >= farFrom {
 		s.remember(f, farChunk{l.ID, chunk}, grain, slot)
 	}
 	return slot
@@ -125,18 +128,14 @@ type source struct {
 
 // source returns where a grain's data is as l sees it; false if it reads as zeroes.
 func (t *Tree) source(l *layer, chunk uint32, grain int64) (from source, data bool) {
-	decided := false
-	t.deciding(l, chunk, 1<<grain, func(slot uint32, r *record) bool {
-		decided = true
-		if data = r.data.Load()>>grain&1 == 1; data {
-			from = source{slot, t.data(slot)}
-		}
-		return false
-	})
-	if !decided && t.overBase(l, chunk) {
+	slot := t.nearest(l, chunk, 1<<grain)
+	switch {
+	case slot == 0 && t.overBase(l, chunk):
 		return source{at: t.baseAt(chunk)}, true
+	case slot == 0 || t.record(slot).data.Load()>>grain&1 == 0:
+		return source{}, false
 	}
-	return from, data
+	return source{slot, t.data(slot)}, true
 }
 
 // holder returns the slot that has all of these grains as data, as l sees them; 0 if there is none.

@@ -85,8 +85,8 @@ type openTree struct {
 	hungry atomic.Bool // a write has found no space
 	// copiesWait is how many copies of legs of snapshots wait for space.
 	copiesWait atomic.Int32
+	count      count
 	// told is what Trees said of the space last, and when.
-	count  count
 	told   mapped.Space
 	toldOf map[block.UUID]block.Size
 	toldAt time.Time

@@ -1057,14 +1057,8 @@ func (v *Volume) oneCopy() bool { return v.Layout.Slots() <= v.Layout.Group().Me
 // sharesSpace reports whether a leg is of a snapshot or of a volume with snapshots, or is in a tree with
 // legs of clones.
 func (s *State) sharesSpace(v *Volume, l *Leg) bool {
-	if v.IsSnapshot() {
+	if v.IsSnapshot() || s.snapshots.Get(v.ID) > 0 {
 		return true
-	}
-	for name := range s.byName.After(string(v.Name) + "@") {
-		if strings.HasPrefix(name, string(v.Name)+"@") {
-			return true
-		}
-		break
 	}
 	for id := range s.inTree.Get(l.tree()).Keys() {
 		if id != v.ID {
@@ -1077,13 +1071,8 @@ func (s *State) sharesSpace(v *Volume, l *Leg) bool {
 // mayMove reports whether a leg may begin to move: its volume is in good order, has all its legs and no
 // more, has a number for one more, and is copied now.
 func (t *tx) mayMove(v *Volume, l *Leg) bool {
-	switch {
-	case !v.usable() || v.changing() || v.lacksLegs() || v.legTooMany() || v.noSlot(l.Column) != nil:
-		return false
-	case t.s.crowded[v.ID]:
-		return false
-	}
-	return t.inOrder(v) && t.copiedNow(v)
+	return v.usable() && !v.changing() && !v.lacksLegs() && !v.legTooMany() && v.noSlot(l.Column) == nil && !t.s.crowded[v.ID] &&
+		t.inOrder(v) && t.copiedNow(v)
 }
 
 // inOrder reports whether all legs of a volume are in sync, and stay, but for one that is new.
@@ -1172,11 +1161,11 @@ func (s *State) explainDrive(e *Explanation, v *Volume, l *Leg) {
 	e.Actions = append(e.Actions, fmt.Sprintf("replace %s before it fails; `weft drive list --health` shows what it reports", d.object()))
 	drain := fmt.Sprintf("have all legs of the drive made again elsewhere now: weft drive drain %s", d.ID)
 	switch {
-	case v.oneCopy() && v.IsSnapshot():
-		e.Facts = append(e.Facts, fmt.Sprintf("%s has one copy, so %v is not moved", v.object(), l))
 	case v.oneCopy():
 		e.Facts = append(e.Facts, fmt.Sprintf("%s has one copy, so %v is not moved", v.object(), l))
-		e.Actions = append(e.Actions, fmt.Sprintf("give it another copy, `weft volume set %s --copies 2`, or copy what it holds to a new volume", v.Name))
+		if !v.IsSnapshot() {
+			e.Actions = append(e.Actions, fmt.Sprintf("give it another copy, `weft volume set %s --copies 2`, or copy what it holds to a new volume", v.Name))
+		}
 	case d.Leaving != "" || !l.member() || s.evacuated(l):
 	case words != "" && s.sharesSpace(v, l):
 		e.Facts = append(e.Facts, fmt.Sprintf("%v shares space with snapshots or clones, so it is not moved before the drive is drained", l))

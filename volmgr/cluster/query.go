@@ -142,12 +142,7 @@ func (s *State) driveView(d *Drive) Drive {
 	}
 	v.Health = s.readingOf(d)
 	v.Labels = labelset.Shown(d.Labels)
-	if d.Leaving != "" {
-		v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words()}, func(w string) bool { return w == "" }), "; ")
-	}
-	if words := s.evacuationWords(d); words != "" {
-		v.Reason = strings.TrimPrefix(v.Reason+"; "+words, "; ")
-	}
+	v.Reason = strings.Join(slices.DeleteFunc([]string{v.Reason, d.Leaving.words(), s.evacuationWords(d)}, func(w string) bool { return w == "" }), "; ")
 	v.Capacity = block.Size(d.Extents) * block.ExtentSize
 	granted := image.Count(d.spaceTaken())
 	v.Allocated = block.Size(s.used.Get(d.ID)+granted) * block.ExtentSize

@@ -65,7 +65,7 @@ func (l *Leg) member() bool { return l.State != LegDeleting && l.Retired == 0 }
 // replaceable reports whether the volume's legs can be made again elsewhere. A volume of one
 // copy has no second leg to copy from while it is in use, and a snapshot has no host that could copy.
 func (v *Volume) replaceable() bool {
-	return v.usable() && !v.IsSnapshot() && v.Layout.Slots() > v.Layout.Group().Members
+	return v.usable() && !v.IsSnapshot() && !v.oneCopy()
 }
 
 // leaves says why a leg has to be made again elsewhere; empty if it may stay. n and d are its
@@ -259,10 +259,6 @@ func (t *tx) apart(v *Volume, l *Leg) bool {
 	return !shares(l) && slices.ContainsFunc(legs, shares)
 }
 
-// spares reports whether no leg of a column leaves that has one too many, and a leg of it that has data
-// can be given up.
-func (t *tx) spares(v *Volume, l *Leg, leaving bool) bool { return !leaving && !t.apart(v, l) }
-
 // needless reports whether one leg of a column that has one too many can be given up, and why.
 // leaving: some leg of the column leaves. A leg that has data can be given up only if as many
 // others as the column needs are in sync and can be served. For one that was stale before, two
@@ -288,7 +284,7 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 		return "", false
 	case t.s.clonesBegin(v) != "":
 		return "", false
-	case t.spares(v, l, leaving):
+	case !leaving && !t.apart(v, l):
 		return "the column has enough copies without it", true
 	default:
 		return reason, reason != ""

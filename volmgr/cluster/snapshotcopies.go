@@ -640,7 +640,7 @@ func (s *State) lackingWaits(v *Volume, column int) (waits, actions []string) {
 	switch {
 	case s.level < copiesLevel:
 		return []string{fmt.Sprintf("the cluster to be at level %d, from which on snapshots are copied", copiesLevel)}, []string{"`weft upgrade finish`"}
-	case v.Layout.Slots() <= v.Layout.Group().Members:
+	case v.oneCopy():
 		return nil, nil // it has one copy, of which there is no other
 	}
 	why := cmp.Or(s.copyWaitsFor(v, column), failed.why)
@@ -804,7 +804,7 @@ func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
 		case s.level < copiesLevel:
 			return refused(ReasonDriveInUse, object, "holds %v of %s, and snapshots are copied to other drives from level %d on", l, v.Name, copiesLevel).
 				hint("`weft upgrade finish`, or delete the snapshot: `weft snapshot delete %s`", v.Name)
-		case v.Layout.Slots() <= v.Layout.Group().Members:
+		case v.oneCopy():
 			return refused(ReasonDriveInUse, object, "holds a leg of %s, which has a single copy of its data", v.Name).
 				hint("delete the snapshot: `weft snapshot delete %s`; to keep what it holds, copy it to another volume before", v.Name)
 		}

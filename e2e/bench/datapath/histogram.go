@@ -32,6 +32,8 @@ func floor(bucket int) uint64 {
 	return uint64(bucket-8*e) << e
 }
 
+func middle(bucket int) time.Duration { return time.Duration(floor(bucket)+floor(bucket+1)) / 2 }
+
 func (h *histogram) merge(o *histogram) {
 	for i, n := range o {
 		h[i] += n
@@ -49,7 +51,7 @@ func (h *histogram) count() (n uint64) {
 func (h *histogram) most() time.Duration {
 	for i, c := range slices.Backward(h[:]) {
 		if c > 0 {
-			return time.Duration(floor(i)+floor(i+1)) / 2
+			return middle(i)
 		}
 	}
 	return 0
@@ -61,7 +63,7 @@ func (h *histogram) quantile(q float64) time.Duration {
 	left := uint64(q * float64(h.count()))
 	for i, c := range h {
 		if uint64(c) > left {
-			return time.Duration(floor(i)+floor(i+1)) / 2
+			return middle(i)
 		}
 		left -= uint64(c)
 	}

@@ -87,17 +87,11 @@ func Measure(ctx context.Context, o Options) error {
 	if o.Profiles != "" {
 		os.Setenv(profilesIn, o.Profiles) // the processes inherit it
 	}
-	alone, err := alone(o.Out)
+	client, serverCPU, clientCPU, end, err := begin(o.Out)
 	if err != nil {
 		return err
 	}
-	defer alone.Close()
-	serverCPU, clientCPU := processors(o.Out)
-	client, err := start(clientCPU, "client")
-	if err != nil {
-		return err
-	}
-	defer client.stop()
+	defer end()
 	plain, err := start(-1, "client")
 	if err != nil {
 		return err
@@ -136,6 +130,21 @@ func Measure(ctx context.Context, o Options) error {
 		}
 	}
 	return results.write(o.Results)
+}
+
+// begin starts a client once no other such benchmark runs on the machine, and says which processors servers and
+// the client have. end lets the next benchmark run.
+func begin(out io.Writer) (client *process, serverCPU, clientCPU int, end func(), err error) {
+	alone, err := alone(out)
+	if err != nil {
+		return nil, 0, 0, nil, err
+	}
+	serverCPU, clientCPU = processors(out)
+	if client, err = start(clientCPU, "client"); err != nil {
+		alone.Close()
+		return nil, 0, 0, nil, err
+	}
+	return client, serverCPU, clientCPU, func() { client.stop(); alone.Close() }, nil
 }
 
 // alone waits until no other such benchmark runs on the machine, since both would claim

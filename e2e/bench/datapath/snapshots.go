@@ -131,17 +131,11 @@ type contest struct {
 // processors. They are not exported by the same protocol, so each is divided by a plain file that the
 // same server exports through the same protocol: what remains is the cost of the map.
 func Snapshots(ctx context.Context, o Options) error {
-	alone, err := alone(o.Out)
+	client, serverCPU, _, end, err := begin(o.Out)
 	if err != nil {
 		return err
 	}
-	defer alone.Close()
-	serverCPU, clientCPU := processors(o.Out)
-	client, err := start(clientCPU, "client")
-	if err != nil {
-		return err
-	}
-	defer client.stop()
+	defer end()
 	parent := o.Dir
 	if parent == "" {
 		parent = "/dev/shm"

@@ -28,17 +28,11 @@ type tails struct {
 // and SPDK's target and client if they are there, have short turns between, to show what the machine does
 // to a program that only polls.
 func Tail(ctx context.Context, o Options) error {
-	alone, err := alone(o.Out)
+	client, serverCPU, clientCPU, end, err := begin(o.Out)
 	if err != nil {
 		return err
 	}
-	defer alone.Close()
-	serverCPU, clientCPU := processors(o.Out)
-	client, err := start(clientCPU, "client")
-	if err != nil {
-		return err
-	}
-	defer client.stop()
+	defer end()
 	b := &bench{Options: o, client: client, clientCPU: clientCPU}
 	defer func() {
 		for _, s := range b.servers {

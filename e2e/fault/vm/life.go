@@ -75,19 +75,19 @@ func (l *life) live(t vm.TB) {
 
 // create creates the volume. Targets serve the legs of a thin one from their agents' processes, beside their kernels.
 func (l *life) create() {
+	var flags []string
 	if l.thin {
 		l.say("the volume is thin")
-		l.Create(volume, "256MiB", 2, 2, "--thin")
-		return
+		flags = append(flags, "--thin")
 	}
-	l.Create(volume, "256MiB", 2, 2)
+	l.Create(volume, "256MiB", 2, 2, flags...)
 }
 
 func (l *life) say(format string, args ...any) {
 	fmt.Printf("  seed %d, %d: %s\n", l.seed, l.injected, fmt.Sprintf(format, args...))
 }
 
-// outcome is what the life has shown.
+// outcome says in numbers what the life has shown.
 func (l *life) outcome() string {
 	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d snapshots right, %d not taken", l.written, l.read, l.taken, l.refused)
 }
