@@ -95,7 +95,7 @@ func (k *kernelKeeper) touch(w *volume.Wanted, s *seen, o volume.Order) error {
 		if err != nil {
 			return err
 		}
-		return k.kernel.expose(w.Name, d.Number)
+		return k.kernel.expose(k.volume, w.Name, d.Number)
 	case volume.ResumeIO:
 		return k.kernel.dm.Resume(top.Name, dm.UdevNormal)
 	case volume.Flush:

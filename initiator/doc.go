@@ -3,7 +3,7 @@
 // Package initiator is the agent of a machine that uses volumes. It provides each attached
 // volume as one block device, and keeps it working while legs come and go.
 //
-//	/dev/weft/<name> -> dm-N       symlink, made when the device is ready for use
+//	/dev/weft/<name> -> dm-N       symlink, made when the device is ready for use; see keeper.Names
 //	weft-<volume>                  striped over the columns (linear if there is one)
 //	weft-<volume>-c<k>             mirror of the legs of column k (linear if there is one)
 //	/dev/nvmeXnY                   one leg: the multipath head of its namespace

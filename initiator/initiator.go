@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/evidence"
 	"weft.dev/weft/initiator/fsfreeze"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/proto/authority"
 	"weft.dev/weft/proto/block"
@@ -150,6 +151,7 @@ type Agent struct {
 	healing *userspace.Path
 	// evidence is nil until Run has opened it.
 	evidence *evidence.Book
+	names    *keeper.Names
 	freezer  *fsfreeze.Freezer
 	// newest is the newest order acted on; Run loads it.
 	newest *authority.Note
@@ -191,6 +193,7 @@ func New(cfg Config) (*Agent, error) {
 		cfg: cfg, log: cfg.Log, newest: newest,
 		healer: bootOfProcess(), wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
 		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
+		names:    keeper.NewNames(filepath.Join(cfg.StateDir, "names")),
 		freezer:  fsfreeze.New(cfg.Freezes, cfg.RunDir, []string{cfg.StateDir}, cfg.Log),
 		keepers:  map[block.VolumeID]volumeKeeper{}, since: map[string]time.Time{},
 	}, nil

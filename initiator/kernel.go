@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/initiator/blockdev"
 	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/proto/nvmetcp"
@@ -75,6 +76,7 @@ type kernel struct {
 	runDir string
 	devDir string
 	sysDir string
+	book   *keeper.Names
 
 	names sync.Map // block.DeviceNumber → the name in <dev>/weft that nameOf has found last
 }
@@ -205,10 +207,6 @@ func (k *kernel) noted() []block.VolumeID {
 
 // ---- the volume's name ----
 
-func (k *kernel) namePath(name block.VolumeName) string {
-	return filepath.Join(k.devDir, "weft", string(name))
-}
-
 func linkTo(n block.DeviceNumber) string { return fmt.Sprintf("../dm-%d", n.Minor) }
 
 func (k *kernel) exposed(n block.DeviceNumber) bool {
@@ -233,29 +231,13 @@ func (k *kernel) nameOf(n block.DeviceNumber) (path string, found bool) {
 	return "", false
 }
 
-const newSuffix = "~new" // "~" cannot occur in a volume's name
+const newSuffix = "~new" // of package blockdev, for a name that is being made
 
-func (k *kernel) expose(name block.VolumeName, n block.DeviceNumber) error {
-	path := k.namePath(name)
-	// The name may be held by a process that serves a volume in user space, perhaps of another
-	// cluster.
-	if err := blockdev.Held(k.devDir, name); err != nil {
-		return fmt.Errorf("expose %s: %w", name, err)
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("expose %s: %w", name, err)
-	}
-	if err := remove(path + newSuffix); err != nil {
-		return fmt.Errorf("expose %s: %w", name, err)
-	}
-	if err := os.Symlink(linkTo(n), path+newSuffix); err != nil {
-		return fmt.Errorf("expose %s: %w", name, err)
-	}
-	// First: a device with a name counts as announced.
-	if err := blockdev.Announce(k.devDir, k.sysDir, filepath.Base(linkTo(n)), name); err != nil {
-		return err
-	}
-	if err := os.Rename(path+newSuffix, path); err != nil {
+// expose gives a volume's device its name, or another one if the name is another volume's, perhaps of
+// another cluster.
+func (k *kernel) expose(v block.VolumeID, name block.VolumeName, n block.DeviceNumber) error {
+	chosen := func(chosen block.VolumeName) error { return k.book.Chosen(v, name, chosen) }
+	if err := blockdev.Expose(k.devDir, k.sysDir, filepath.Base(linkTo(n)), k.book.Of(v, name), chosen); err != nil {
 		return fmt.Errorf("expose %s: %w", name, err)
 	}
 	return nil

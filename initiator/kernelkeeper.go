@@ -84,7 +84,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 			FailOver: cmp.Or(a.cfg.FailOver, userspace.FailOver), Moving: movingFor,
 			Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 		},
-		Evidence: a.evidence, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
+		Evidence: a.evidence, Names: a.names, Freezer: a.freezer, Meter: meter{a}, Changed: a.changed, Log: a.cfg.Log,
 	}, v, k)
 	k.log, k.portals = k.Log, keeper.NewPortals(keeper.Reach(a.cfg.Dial), k.Tell)
 	k.remember()

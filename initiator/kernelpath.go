@@ -52,7 +52,7 @@ func openKernelPath(a *Agent) (*kernelPath, error) {
 	}
 	p := newKernelPath(a, &kernel{
 		host: tree, dm: client, loops: &dm.Loops{Dev: cfg.DevDir, Sys: cfg.SysDir},
-		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir,
+		runDir: cfg.RunDir, devDir: cfg.DevDir, sysDir: cfg.SysDir, book: a.names,
 	})
 	if p.proves, err = proves(tree); err != nil {
 		a.log.Warn("cannot tell whether the kernel authenticates; it is not asked to", "err", err)

@@ -38,10 +38,10 @@ func openUserPath(a *Agent) (*userPath, error) {
 	if export == nil {
 		o := blockdev.Options{Kind: c.BlockDevice, DevDir: c.DevDir, RunDir: c.RunDir, ResumeWithin: c.ResumeWithin, Holder: c.Holder, Log: c.Log}
 		removeLeft(o, c.ResumeWithin > 0, a.log)
-		export = userspace.Devices(o)
+		export = userspace.Devices(o, a.names)
 	}
 	config := a.userspace()
-	config.Export, config.Evidence = export, a.evidence
+	config.Export, config.Evidence, config.Names = export, a.evidence, a.names
 	return &userPath{Path: userspace.New(config), lock: lock}, nil
 }
 

@@ -1117,7 +1117,7 @@ func (w *world) agent(log *slog.Logger) *Agent {
 		w.t.Fatal(err)
 	}
 	a.path = newKernelPath(a, &kernel{
-		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"),
+		host: w, dm: w, loops: loopsOf{w}, runDir: filepath.Join(w.dir, "run"), devDir: filepath.Join(w.dir, "dev"), sysDir: filepath.Join(w.dir, "sys"), book: a.names,
 	})
 	return a
 }

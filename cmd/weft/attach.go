@@ -43,8 +43,9 @@ func newAttach(g *cli.Globals) *cobra.Command {
 		Use:   "attach VOLUME",
 		Short: "Attach a volume to a node as a block device and print the device",
 		Long: `Attach a volume to a node exclusively and print the device there
-(/dev/weft/VOLUME). Progress is reported on stderr. The attachment is a record:
-it is made again after a reboot, until "weft detach".
+(/dev/weft/VOLUME, or /dev/weft/VOLUME+ID beside another cluster's volume of that
+name). Progress is reported on stderr. The attachment is a record: it is made
+again after a reboot, until "weft detach".
 
 With --mode shared-read-only any number of nodes can attach the volume at once,
 and none can write. Mount it with "ro" (xfs: "ro,nouuid"). The last writer must

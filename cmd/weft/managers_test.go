@@ -215,8 +215,8 @@ func (c *three) host(conn grpc.ClientConnInterface) {
 	agent, err := initiator.New(initiator.Config{
 		Node: "c1", Version: "test", Kernel: "test", BootID: "boot-1", Manager: pb.NewAgentsClient(conn), Next: c.agents.Next,
 		StateDir: filepath.Join(c.dir, "state"), RunDir: filepath.Join(c.dir, "run"), Datapath: initiator.User, Log: slog.New(slog.DiscardHandler),
-		Export: func(_ context.Context, volume block.Device, name block.VolumeName, _ string) (userspace.Exported, error) {
-			if name == "db1" {
+		Export: func(_ context.Context, volume block.Device, of userspace.Of) (userspace.Exported, error) {
+			if of.Name == "db1" {
 				go c.writer.run(volume)
 			}
 			return inUse{}, nil

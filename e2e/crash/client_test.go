@@ -81,7 +81,7 @@ func client(name string) error {
 			}
 			return counted{c, &in, &out, behind}, err
 		},
-		Export: func(_ context.Context, volume block.Device, _ block.VolumeName, _ string) (userspace.Exported, error) {
+		Export: func(_ context.Context, volume block.Device, _ userspace.Of) (userspace.Exported, error) {
 			fmt.Println("served", in.Load(), out.Load())
 			if os.Getenv(clientWrites) != "" {
 				go writeForever(volume)

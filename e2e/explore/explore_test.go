@@ -34,6 +34,10 @@ var small = []Config{
 	{Name: "two hosts: detached, attached elsewhere, something is late", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Lates: 1},
 	{Name: "two hosts: detached by force, attached elsewhere, something is late", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Lates: 1},
 	{Name: "two hosts: detached by force, attached elsewhere, an agent loses the manager", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Partings: 1},
+	{Name: "two hosts: detached, attached elsewhere, the manager restarts", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Restarts: 1},
+	{Name: "two hosts: detached by force, attached elsewhere, the manager restarts", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Restarts: 1},
+	{Name: "three copies, two hosts: detached, attached elsewhere, something is late", Copies: 3, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Lates: 1},
+	{Name: "three copies, two hosts: detached by force, attached elsewhere, an agent loses the manager", Copies: 3, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Partings: 1},
 }
 
 // large are visited with -larger.
@@ -50,6 +54,13 @@ var large = []Config{
 	{Name: "two hosts: detached by force, an agent loses the manager, something is late", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Partings: 1, Lates: 1},
 	{Name: "two hosts: detached by force, a link is cut, an agent loses the manager", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Cuts: 1, Partings: 1},
 	{Name: "two hosts: detached, a power cut with caches", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Crashes: 1, Cached: true},
+	{Name: "two hosts: detached, the manager restarts, something is late", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Restarts: 1, Lates: 1},
+	{Name: "two hosts: detached by force, the manager restarts, something is late", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Restarts: 1, Lates: 1},
+	{Name: "two hosts: detached, the manager restarts, a host dies", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Restarts: 1, Deaths: 1},
+	{Name: "two hosts: detached by force, the manager restarts twice", Copies: 2, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Restarts: 2},
+	{Name: "two hosts: detached by force, the manager restarts, a link is cut, one write", Copies: 2, Hosts: 2, Writes: 1, Attaches: 1, Forces: 1, Restarts: 1, Cuts: 1},
+	{Name: "three copies, two hosts: detached, a target loses its power", Copies: 3, Hosts: 2, Writes: 2, Attaches: 1, Detaches: 1, Crashes: 1},
+	{Name: "three copies, two hosts: detached by force, the manager restarts", Copies: 3, Hosts: 2, Writes: 2, Attaches: 1, Forces: 1, Restarts: 1},
 	{Name: "a link is cut, everything is slow", Copies: 2, Hosts: 1, Writes: 2, Cuts: 1, Slownesses: 2},
 }
 

@@ -577,8 +577,8 @@ func (h *clientHost) agent(at *machine) func(context.Context) error {
 	agent, err := initiator.New(initiator.Config{
 		Node: block.NodeName(h.name), Version: "fault", Kernel: "6.1", Manager: pb.NewAgentsClient(conn), Next: conn.Next,
 		StateDir: h.dir, Datapath: initiator.User, IOQueues: 2, Log: c.log.With("node", h.name),
-		Export: func(_ context.Context, volume block.Device, name block.VolumeName, _ string) (userspace.Exported, error) {
-			return c.users.found(at, volume, name), nil
+		Export: func(_ context.Context, volume block.Device, of userspace.Of) (userspace.Exported, error) {
+			return c.users.found(at, volume, of.Name), nil
 		},
 		Dial: func(ctx context.Context, _, address string) (net.Conn, error) {
 			host, _, err := net.SplitHostPort(address)

@@ -107,7 +107,7 @@ var arrows = map[string][]string{
 	"initiator/blockdev":        {"initiator/uring", "proto/block"},
 	"initiator/uring":           {},
 	"initiator/fsfreeze":        {"proto/block"},
-	"initiator/keeper":          {"initiator/evidence", "initiator/fsfreeze", "initiator/volume", "proto/beat", "proto/block", "proto/figures", "proto/pb"},
+	"initiator/keeper":          {"initiator/evidence", "initiator/fsfreeze", "initiator/volume", "proto/beat", "proto/block", "proto/durable", "proto/figures", "proto/pb"},
 	"initiator/evidence":        {"initiator/volume", "proto/block", "proto/durable", "proto/pb"},
 	"initiator/volume":          {"proto/block"},
 	"initiator/userspace":       {"initiator/keeper", "initiator/lists", "initiator/volume", "initiator/blockdev", "initiator/evidence", "raid/checkpoint", "raid/engine", "proto/nvmetcp/dhchap", "proto/nvmetcp/host", "proto/nvmetcp", "proto/block", "proto/pb", "proto/beat"},

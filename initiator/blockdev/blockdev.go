@@ -60,6 +60,13 @@ type Options struct {
 	// and no holder runs; empty: none is started.
 	Holder []string
 
+	// Names are those that the device may have under DevDir, best first: it gets the first one that no
+	// other device has. What a dead process made keeps its name. None: only Name.
+	Names []block.VolumeName
+
+	// Chosen, if set, is called with the device's name before the device has it. An error ends Export.
+	Chosen func(block.VolumeName) error
+
 	Log *slog.Logger // nil: none
 }
 
@@ -94,7 +101,7 @@ func (o Options) withDefaults() (Options, error) {
 // ErrUnavailable says that this machine lacks the requested kind, or any kind.
 var ErrUnavailable = errors.New("not available on this machine")
 
-// ErrExported says that a living process has exported this name.
+// ErrExported says that another device has this name, or that a living process has exported the volume.
 var ErrExported = errors.New("exported already")
 
 // ErrBusy says that somebody has the device open; it comes as a *BusyError.
@@ -168,8 +175,8 @@ type Exported struct {
 	closed  bool
 }
 
-// Path is the name that users see, <DevDir>/weft/<name>.
-func (e *Exported) Path() string { return e.sys.link(e.o.Name) }
+// Path is what users open, <DevDir>/weft/<name>, with the first of Options.Names that no other device had.
+func (e *Exported) Path() string { return e.sys.link(e.claim.name) }
 
 // Node is the kernel's device, <DevDir>/loop7.
 func (e *Exported) Node() string { return e.sys.node(e.front.disk()) }

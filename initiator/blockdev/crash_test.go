@@ -117,7 +117,11 @@ func (w *world) serveElsewhere(file, resume string) *exec.Cmd {
 }
 
 func (w *world) serveArgs(file, resume string) []string {
-	return []string{string(w.o.Kind), string(w.o.Name), w.o.RunDir, resume, file}
+	args := []string{string(w.o.Kind), string(w.o.Name), w.o.RunDir, resume, file}
+	for _, n := range w.o.Names {
+		args = append(args, string(n))
+	}
+	return args
 }
 
 func (w *world) exportFile(file string) *Exported {

@@ -32,10 +32,17 @@
 // # Names
 //
 // Export holds a lock file for the name as long as the device is exported, so that each name
-// is exported only once, and records next to it what it made. A second lock, next to the
-// name's link, guards against processes with other run directories, such as those of two
-// clusters on one machine: the name is refused while its process lives, and can be taken over
-// afterwards.
+// is exported only once, and records next to it what it made. Processes with other run
+// directories, such as those of two clusters on one machine, may have a volume of the same
+// name, so a second lock, next to the link, is held for the name of the device. While its
+// process lives, or its disk exists, another volume's device gets another of its
+// Options.Names:
+//
+//	/dev/weft/db1 → ../loop7           .db1.lock            held by process 70, or it is dead
+//	/dev/weft/db1+0b5f0a3e → ../loop8  .db1+0b5f0a3e.lock   held by process 80
+//
+// The lock's file tells in whose run directory the device is recorded, also after the
+// process's death, so that its next process gets the name back.
 //
 // Everything that this package makes in the kernel carries a mark of its owner (the mount's
 // place and source, the loop device's file name, the nbd device's backend, the ublk device's

@@ -19,10 +19,10 @@ import (
 var errOpened = errors.New("opened meanwhile")
 
 // Export makes dev available as the block device <DevDir>/weft/<Name>, and serves it until
-// Close. What a dead process left under the name is taken over (see Options.Resume) or
-// removed. If a living process has the name, the error is ErrExported, even if that process
-// has another RunDir: only one process can have a name under DevDir. If the machine does not
-// have the kind, it is ErrUnavailable.
+// Close. What a dead process left of it is taken over (see Options.Resume) or removed. If
+// another device has that name, the next of Options.Names is used. If others have all of them,
+// or a living process has exported the volume, the error is ErrExported. If the machine does
+// not have the kind, it is ErrUnavailable.
 //
 // The device is served when Export returns. The kernel may send I/O to dev even earlier,
 // because it looks for partitions; Export returns only after dev has answered. For fuse the
@@ -40,7 +40,7 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 			e.lock.unlock()
 		}
 	}()
-	if e.claim, err = e.sys.claimName(o); err != nil {
+	if e.claim, err = e.sys.claimFor(o); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
 	defer func() {
@@ -48,6 +48,11 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 			e.claim.release()
 		}
 	}()
+	if o.Chosen != nil {
+		if err := o.Chosen(e.claim.name); err != nil {
+			return nil, fmt.Errorf("export %s: %w", o.Name, err)
+		}
+	}
 	becomeFlusher(o.Log)
 	e.gate = newGate(dev)
 	if err := e.start(ctx); err != nil {
@@ -63,14 +68,14 @@ func Export(ctx context.Context, dev block.Device, o Options) (_ *Exported, err 
 	if e.number, err = e.sys.waitNode(ctx, e.front.disk()); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	r := record{Kind: e.kind, Disk: e.front.disk(), PID: os.Getpid()}
+	r := record{Kind: e.kind, Disk: e.front.disk(), Name: e.claim.name, PID: os.Getpid()}
 	if e.keep(ctx) {
 		r.Resume = o.Resume
 	}
-	if err := errors.Join(writeRecord(o, r), e.sys.expose(o.Name, e.front.disk())); err != nil {
+	if err := errors.Join(writeRecord(o, r), e.sys.expose(e.claim.name, e.front.disk())); err != nil {
 		return nil, fmt.Errorf("export %s: %w", o.Name, err)
 	}
-	o.Log.Info("block device created", "kind", string(e.kind), "way", e.Way(), "disk", e.front.disk(), "number", e.number.String(), "resumed", e.resumed)
+	o.Log.Info("block device created", "kind", string(e.kind), "way", e.Way(), "disk", e.front.disk(), "number", e.number.String(), "name", string(e.claim.name), "resumed", e.resumed)
 	return e, nil
 }
 
@@ -99,7 +104,7 @@ func (e *Exported) start(ctx context.Context) error {
 	if e.resume(ctx) {
 		return nil
 	}
-	if err := clean(ctx, e.sys, e.o, true); err != nil {
+	if err := clean(ctx, e.sys, e.o, e.claim); err != nil {
 		return err
 	}
 	var refused []error
@@ -167,30 +172,49 @@ func Remove(ctx context.Context, o Options) error {
 	}
 	defer lock.unlock()
 	sys := systemOf(o)
-	c, err := sys.claimName(o)
+	if err := sys.confusable(o); err != nil {
+		return fmt.Errorf("remove the rest of %s: %w", o.Name, err)
+	}
+	c, err := sys.claimName([]block.VolumeName{readRecord(o).named(o)}, sys.claimer(o))
 	if err == nil {
 		defer c.release()
 	} else if !errors.Is(err, ErrExported) {
 		return fmt.Errorf("remove the rest of %s: %w", o.Name, err)
 	}
-	if err := clean(ctx, sys, o, err == nil); err != nil {
+	if err := clean(ctx, sys, o, c); err != nil {
 		return fmt.Errorf("remove the rest of %s: %w", o.Name, err)
 	}
 	return nil
 }
 
+// claimFor claims the name of the device that is to be exported: the one that it had when its process died,
+// or else the best that no other device has.
+func (s system) claimFor(o Options) (*claim, error) {
+	if err := s.confusable(o); err != nil {
+		return nil, err
+	}
+	names := slices.Clone(o.Names)
+	if len(names) == 0 {
+		names = []block.VolumeName{o.Name}
+	}
+	if had := slices.Index(names, readRecord(o).named(o)); had > 0 {
+		names[0], names[had] = names[had], names[0]
+	}
+	return s.claimName(names, s.claimer(o))
+}
+
 // clean removes what a dead process left. The recorded disk may belong to another process by
-// now, so the name is hidden only if this process has claimed it.
-func clean(ctx context.Context, sys system, o Options, claimed bool) error {
+// now, so its name is hidden only if this process has claimed it.
+func clean(ctx context.Context, sys system, o Options, c *claim) error {
 	r := readRecord(o)
 	// First: a device whose I/O waits could not be removed.
 	if err := dropHeld(ctx, o); err != nil {
 		o.Log.Warn("the holder does not answer", "err", err)
 		_ = unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH)
 	}
-	err := errors.Join(cleanFUSE(sys, o, r.Disk), cleanNBD(ctx, sys, o), cleanUBLK(ctx, sys, o))
-	if r.Disk != "" && claimed {
-		err = errors.Join(err, sys.hide(o.Name, r.Disk))
+	err := errors.Join(cleanFUSE(sys, o, r), cleanNBD(ctx, sys, o, r), cleanUBLK(ctx, sys, o, r))
+	if r.Disk != "" && c != nil && c.name == r.named(o) {
+		err = errors.Join(err, sys.hide(c.name, r.Disk))
 	}
 	return errors.Join(err, remove(recordFile(o)))
 }
@@ -248,7 +272,7 @@ func (e *Exported) close(ctx context.Context, force bool) error {
 	if err := e.gate.drained(ctx); err != nil {
 		return err
 	}
-	err := errors.Join(e.sys.hide(e.o.Name, e.front.disk()), remove(recordFile(e.o)))
+	err := errors.Join(e.sys.hide(e.claim.name, e.front.disk()), remove(recordFile(e.o)))
 	e.claim.release()
 	e.lock.unlock()
 	e.closed = true

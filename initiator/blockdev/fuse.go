@@ -401,9 +401,9 @@ func (d *fuseDisk) abort() {
 }
 
 // cleanFUSE removes what a dead process left under a name.
-func cleanFUSE(sys system, o Options, recorded string) error {
+func cleanFUSE(sys system, o Options, r record) error {
 	var errs []error
-	loops := sys.loopsOf(mark(o), fuseFile(o), recorded)
+	loops := sys.loopsOf(mark(o), fuseFile(o), r.Disk)
 	for sys.mounted(fusePlace(o), fuseSource(o)) {
 		o.Log.Info("removing a dead mount", "place", fusePlace(o))
 		if err := unix.Unmount(fusePlace(o), unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
@@ -412,7 +412,7 @@ func cleanFUSE(sys system, o Options, recorded string) error {
 	}
 	for _, loop := range loops { // their I/O has ended with the mount
 		o.Log.Info("removing a dead loop device", "disk", loop)
-		errs = append(errs, sys.hide(o.Name, loop), sys.detachLoop(loop))
+		errs = append(errs, sys.hide(r.named(o), loop), sys.detachLoop(loop))
 	}
 	return errors.Join(append(errs, remove(fusePlace(o)))...)
 }

@@ -138,13 +138,18 @@ func (s system) loopsOf(mark, file, recorded string) []string {
 			continue // detached since
 		}
 		// For a file that is no longer mounted, the kernel reports only the last part of its
-		// name. No other device is opened: it might not respond.
+		// name. No other device is opened: it might not respond, like that of another cluster's
+		// volume of this name.
 		path := strings.TrimSuffix(string(backing), "\n")
-		if path != file && filepath.Base(path) != filepath.Base(file) {
+		if path == file {
+			all = append(all, disk)
+			continue
+		}
+		if path != "/"+filepath.Base(file) {
 			continue
 		}
 		found, err := s.loopMark(disk)
-		if path == file || found == mark || dead(err) && disk == recorded {
+		if found == mark || dead(err) && disk == recorded {
 			all = append(all, disk)
 		}
 	}

@@ -64,12 +64,15 @@ func holdOpen(path string) {
 	os.Exit(0)
 }
 
-// serve exports the file args[4] until the process is killed.
+// serve exports the file args[4] until the process is killed; what follows are Options.Names.
 func serve(args []string) {
 	o := Options{Kind: Kind(args[0]), Name: block.VolumeName(args[1]), RunDir: args[2], Resume: args[3]}
 	if o.Resume != "" {
 		o.Holder = holderCommand(o.RunDir)
 		o.ResumeWithin, _ = time.ParseDuration(os.Getenv(withinVariable))
+	}
+	for _, n := range args[5:] {
+		o.Names = append(o.Names, block.VolumeName(n))
 	}
 	disk, err := openFileDisk(args[4], crashGeometry)
 	if err == nil {

@@ -222,11 +222,11 @@ func (s system) nbdsOf(mark string) []string {
 }
 
 // cleanNBD removes what a dead process left under a name.
-func cleanNBD(ctx context.Context, sys system, o Options) error {
+func cleanNBD(ctx context.Context, sys system, o Options, r record) error {
 	var errs []error
 	for _, disk := range sys.nbdsOf(mark(o)) {
 		o.Log.Info("removing a dead nbd device", "disk", disk)
-		errs = append(errs, sys.hide(o.Name, disk), failNBD(ctx, sys, o, disk))
+		errs = append(errs, sys.hide(r.named(o), disk), failNBD(ctx, sys, o, disk))
 	}
 	return errors.Join(errs...)
 }

@@ -133,6 +133,25 @@ func (s system) expose(name block.VolumeName, disk string) error {
 	return nil
 }
 
+// Expose makes a name under devDir lead to a disk that another driver serves, as of device-mapper: the first of
+// some names that no other device has. If others have all, the error is an ErrExported. chosen is called with
+// the name before the disk has it, and may refuse it. A disk keeps its name until somebody removes it, whether
+// processes live or die.
+func Expose(devDir, sysDir, disk string, names []block.VolumeName, chosen func(block.VolumeName) error) error {
+	s := system{dev: devDir, sys: sysDir}
+	c, err := s.claimName(names, claimer{
+		text: fmt.Sprintf("process %d, for %s", os.Getpid(), disk), owns: func(_ block.VolumeName, d string) bool { return d == disk },
+	})
+	if err != nil {
+		return err
+	}
+	defer c.release()
+	if err := chosen(c.name); err != nil {
+		return err
+	}
+	return s.expose(c.name, disk)
+}
+
 // hide removes the name if it leads to the disk; a name that leads to another device stays.
 func (s system) hide(name block.VolumeName, disk string) error {
 	if to, err := os.Readlink(s.link(name)); err != nil || to != linkTo(disk) {

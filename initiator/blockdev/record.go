@@ -3,6 +3,7 @@
 package blockdev
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -63,10 +64,16 @@ func (l *nameLock) unlock() {
 // record is what a later process needs to know of an exported device. It is only a hint: each
 // device in the kernel carries the mark of its owner.
 type record struct {
-	Kind   Kind   `json:"kind"`
-	Disk   string `json:"disk"`
-	Resume string `json:"resume,omitempty"`
-	PID    int    `json:"pid"`
+	Kind   Kind             `json:"kind"`
+	Disk   string           `json:"disk"`
+	Name   block.VolumeName `json:"name,omitempty"` // of the device, under DevDir; empty: the volume's
+	Resume string           `json:"resume,omitempty"`
+	PID    int              `json:"pid"`
+}
+
+// named is the name that a recorded device has under DevDir.
+func (r record) named(o Options) block.VolumeName {
+	return cmp.Or(r.Name, o.Name)
 }
 
 func recordFile(o Options) string { return filepath.Join(o.RunDir, string(o.Name)+".json") }

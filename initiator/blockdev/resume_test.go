@@ -30,6 +30,7 @@ func runResumeSuite(t *testing.T, k Kind) {
 		"IOWaitsForALimitedTime":             testWaitEnds,
 		"AFrozenProcessKeepsItsDevice":       testFrozenKeeps,
 		"AHolderThatDiesIsReplaced":          testHolderDies,
+		"ADeviceKeepsItsName":                testResumeName,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newWorld(t, k)) })
 	}
@@ -110,6 +111,32 @@ func testResumeMount(t *testing.T, w *world) {
 	}
 	w.must(unix.Unmount(dir, 0))
 	w.close(e)
+}
+
+// Two clusters have a volume of one name. Both processes die, and what the first one left is removed before the
+// second one is back.
+func testResumeName(t *testing.T, w *world) {
+	name, other := w.o.Name, w.o.Name.Beside(block.VolumeID{})
+	first := w.serveElsewhere(filepath.Join(t.TempDir(), "first"), "token")
+	second, file := *w, filepath.Join(t.TempDir(), "second")
+	second.o.RunDir, second.o.Names = t.TempDir(), []block.VolumeName{name, other}
+	server := second.serveElsewhere(file, "token")
+	fd := second.use("/dev/weft/" + string(other))
+	w.kill(first)
+	w.kill(server)
+	w.must(Remove(w.limit(), w.o))
+	e := second.resume(file)
+	if want := "/dev/weft/" + string(other); e.Path() != want || exists("/dev/weft/"+string(name)) {
+		t.Errorf("the resumed device is %s, want %s; the first one's name is there: %v", e.Path(), want, exists("/dev/weft/"+string(name)))
+	}
+	p := randomBytes(4096)
+	_, err := unix.Pwrite(fd, p, 1<<20)
+	w.must(err)
+	second.leave(fd)
+	second.close(e)
+	if exists("/dev/weft/" + string(other)) {
+		t.Error("the second device left its name")
+	}
 }
 
 func testOtherToken(t *testing.T, w *world) {

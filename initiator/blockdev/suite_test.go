@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func runSuite(t *testing.T, k Kind) {
 		"CloseRefusesWhileOpen":                 testBusy,
 		"ForceEndsWhatIsHeld":                   testForce,
 		"ANameIsExportedOnce":                   testOnce,
-		"AnotherClustersNameIsRefused":          testOtherCluster,
+		"TheSecondOfANameGetsAnother":           testOtherCluster,
 		"ARequestIsNeverTooLarge":               testMaxIO,
 		"FileSystemsLiveOnIt":                   testFileSystems,
 		"AMountIsNamed":                         testMountIsNamed,
@@ -461,28 +462,56 @@ func testOnce(t *testing.T, w *world) {
 }
 
 func testOtherCluster(t *testing.T, w *world) {
-	file := filepath.Join(t.TempDir(), "disk")
-	server := w.serveElsewhere(file, "")
-	ours := w.o
-	ours.RunDir = t.TempDir()
-	if _, err := Export(w.limit(), w.disk, ours); !errors.Is(err, ErrExported) || !strings.Contains(err.Error(), w.o.RunDir) {
-		t.Errorf("Export of a name that another cluster has = %v, want ErrExported that says where", err)
+	server := w.serveElsewhere(filepath.Join(t.TempDir(), "disk"), "")
+	ours := *w
+	ours.o.RunDir, ours.disk = t.TempDir(), newMemDisk(plain)
+	if _, err := Export(w.limit(), ours.disk, ours.o); !errors.Is(err, ErrExported) || !strings.Contains(err.Error(), w.o.RunDir) {
+		t.Errorf("Export of the only name, which another cluster has = %v, want ErrExported that says where", err)
 	}
-	link := "/dev/weft/" + string(w.o.Name)
-	before, err := os.Readlink(link)
-	w.must(err)
-	w.must(Remove(w.limit(), ours))
-	if now, _ := os.Readlink(link); now != before {
-		t.Errorf("the other's name leads to %q, before it was %q", now, before)
+	name, other := w.o.Name, w.o.Name.Beside(block.VolumeID{})
+	leads := func(name block.VolumeName) string {
+		to, _ := os.Readlink("/dev/weft/" + string(name))
+		return filepath.Base(to)
 	}
+	theirs := leads(name)
+	w.must(Remove(w.limit(), ours.o))
+	unchanged := func(when string) {
+		t.Helper()
+		if now := leads(name); now != theirs {
+			t.Errorf("%s, the first one's name leads to %q, before it was %q", when, now, theirs)
+		}
+	}
+	unchanged("after a refusal")
+
+	var chosen []block.VolumeName
+	ours.o.Names = []block.VolumeName{name, other}
+	ours.o.Chosen = func(n block.VolumeName) error { chosen = append(chosen, n); return nil }
+	freeze(t, server.Process) // the second one asks it nothing
+	e := ours.export()
+	if e.Path() != "/dev/weft/"+string(other) || leads(other) != filepath.Base(e.Node()) {
+		t.Errorf("the second device is %s, which leads to %s; its node is %s", e.Path(), leads(other), e.Node())
+	}
+	fd := ours.use(e.Path())
+	unchanged("beside the second")
 	w.kill(server)
-	e, err := Export(w.limit(), w.disk, ours)
-	w.must(err)
-	w.must(Remove(w.limit(), w.o)) // what the dead process left; the name is ours by now
-	if now, err := os.Readlink(link); err != nil || filepath.Base(now) != filepath.Base(e.Node()) {
-		t.Errorf("the name leads to %q, %v; want %s", now, err, e.Node())
+	w.must(RemoveAll(w.limit(), ours.o))
+	unchanged("while its device is there")
+	w.must(Remove(w.limit(), w.o)) // what the dead process left
+	if to := leads(name); to != "." {
+		t.Errorf("the removed device's name leads to %s", to)
 	}
-	w.close(e)
+	if now := leads(other); now != filepath.Base(e.Node()) {
+		t.Errorf("after the first was removed, %s leads to %s, not to %s", other, now, e.Node())
+	}
+	ours.leave(fd)
+	ours.close(e)
+	if exists("/dev/weft/"+string(other)) || exists(systemOf(Options{DevDir: devices}).claimFile(other)) {
+		t.Error("the second device left its name")
+	}
+	w.close(ours.export())
+	if want := []block.VolumeName{other, name}; !slices.Equal(chosen, want) {
+		t.Errorf("chosen: %v, want %v", chosen, want)
+	}
 }
 
 func testMaxIO(t *testing.T, w *world) {

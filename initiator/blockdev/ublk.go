@@ -304,7 +304,7 @@ func (s system) ublksOf(mark uint64) (ids []uint32, err error) {
 }
 
 // cleanUBLK removes what a dead process left under a name.
-func cleanUBLK(ctx context.Context, sys system, o Options) error {
+func cleanUBLK(ctx context.Context, sys system, o Options, r record) error {
 	ids, err := sys.ublksOf(markNumber(o))
 	if err != nil {
 		o.Log.Debug("ublk devices cannot be listed", "err", err)
@@ -316,7 +316,7 @@ func cleanUBLK(ctx context.Context, sys system, o Options) error {
 		close(d.ended)
 		d.gate.shut()
 		o.Log.Info("removing a dead ublk device", "disk", d.disk())
-		errs = append(errs, sys.hide(o.Name, d.disk()), d.sever(ctx))
+		errs = append(errs, sys.hide(r.named(o), d.disk()), d.sever(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -55,7 +55,7 @@ type Mortal interface {
 // leavePatience is how long a process that is told to stop tries to detach a volume cleanly.
 const leavePatience = 4 * time.Second
 
-// Config configures a Keeper; every field but Evidence and Freezer is required.
+// Config configures a Keeper; every field but Evidence, Names and Freezer is required.
 type Config struct {
 	Node         block.NodeName
 	Manager      pb.AgentsClient
@@ -63,6 +63,7 @@ type Config struct {
 	Limits       volume.Limits
 	Capabilities volume.Capabilities
 	Evidence     *evidence.Book // notes which legs are in sync; nil: no notes
+	Names        *Names         // the names of devices; nil: no notes
 	Freezer      Freezer        // nil: file systems cannot be frozen
 	Meter        Meter
 	Changed      func() // called after State has changed
@@ -257,7 +258,7 @@ func (k *Keeper) giveUp(ctx context.Context, w *volume.Wanted, o volume.GiveUp) 
 }
 
 // forget ends an epoch, and with it what is known of its losses and, once the volume is no longer
-// wanted here, the need for its note.
+// wanted here, the need for its note. A detached volume loses the name of its device, too.
 func (k *Keeper) forget(ctx context.Context, w *volume.Wanted, o volume.Forget) error {
 	was := k.path.Memory()
 	if err := k.path.Apply(ctx, w, o); err != nil {
@@ -266,6 +267,11 @@ func (k *Keeper) forget(ctx context.Context, w *volume.Wanted, o volume.Forget) 
 	k.Forget()
 	if w == nil && k.cfg.Evidence != nil {
 		k.cfg.Evidence.Leave(k.Volume, was.Gone && was.Clean)
+	}
+	if w != nil && w.Detach && !k.leaving {
+		if err := k.cfg.Names.Drop(k.Volume); err != nil {
+			k.Log.Warn("the volume may keep the other name of its device when it is attached again", "err", err)
+		}
 	}
 	if m := k.path.Memory(); m.Gone && m.Over == nil {
 		k.Log.Info("detached", "epoch", m.Epoch, "clean", m.Clean)

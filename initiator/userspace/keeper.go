@@ -68,7 +68,7 @@ func newKeeper(p *Path, v block.VolumeID) *Keeper {
 	}
 	k.Keeper = keeper.New(keeper.Config{
 		Node: p.cfg.Node, Manager: p.cfg.Manager, Linked: p.cfg.Linked, Capabilities: p.capabilities(), Limits: p.limits(),
-		Evidence: p.cfg.Evidence, Freezer: p.cfg.Freezer, Meter: p.cfg.Meter, Changed: p.cfg.Changed, Log: p.cfg.Log,
+		Evidence: p.cfg.Evidence, Names: p.cfg.Names, Freezer: p.cfg.Freezer, Meter: p.cfg.Meter, Changed: p.cfg.Changed, Log: p.cfg.Log,
 	}, v, k)
 	k.log, k.portals = k.Log, keeper.NewPortals(p.reachable, k.Tell)
 	return k

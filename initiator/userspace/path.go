@@ -43,12 +43,13 @@ type Config struct {
 
 	Clock func() time.Time // the lease clock; time.Now
 
-	Export Export         // makes the volumes' devices; Devices(blockdev.Options{})
+	Export Export         // makes the volumes' devices; Devices(blockdev.Options{}, Names)
 	Dial   Dial           // connects to targets; net.Dialer
 	Rail   string         // the rail that this host prefers; empty: none
 	Near   []netip.Prefix // networks that it prefers where the rail decides nothing
 
 	Evidence *evidence.Book // notes which legs are in sync; nil: no notes
+	Names    *keeper.Names  // the names of devices; nil: no notes
 
 	Freezer keeper.Freezer // freezes file systems; nil: it cannot be done
 
@@ -57,29 +58,42 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Export makes a volume available as the block device of a name. It returns when the device
-// can be used, or with an error, also when ctx ends. A device that an earlier process made with the
-// same resume may go on, with its users; empty: none may.
-type Export func(ctx context.Context, volume block.Device, name block.VolumeName, resume string) (Exported, error)
+// Export makes a volume available as a block device. It returns when the device can be used, or with
+// an error, also when ctx ends.
+type Export func(ctx context.Context, volume block.Device, of Of) (Exported, error)
+
+// Of says whose device is made.
+type Of struct {
+	Volume block.VolumeID
+	Name   block.VolumeName // the volume's
+
+	// Resume: a device that an earlier process made with the same one may go on, with its users; empty:
+	// none may.
+	Resume string
+}
 
 // Dial connects to a target's address.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Devices makes kernel block devices as o says, with the name of the volume. They outlive this process
-// if o.ResumeWithin is not 0.
-func Devices(o blockdev.Options) Export {
-	return func(ctx context.Context, volume block.Device, name block.VolumeName, resume string) (Exported, error) {
-		own := o
-		own.Name = name
-		if o.ResumeWithin != 0 {
-			own.Resume = resume
-		}
-		e, err := blockdev.Export(ctx, volume, own)
+// Devices makes kernel block devices as o says, with the volume's name or, if that is another volume's
+// here, another one. They outlive this process if o.ResumeWithin is not 0.
+func Devices(o blockdev.Options, names *keeper.Names) Export {
+	return func(ctx context.Context, volume block.Device, of Of) (Exported, error) {
+		e, err := blockdev.Export(ctx, volume, of.options(o, names))
 		if err != nil {
 			return nil, err
 		}
 		return blockDevice{e}, nil
 	}
+}
+
+func (of Of) options(o blockdev.Options, names *keeper.Names) blockdev.Options {
+	o.Name, o.Names = of.Name, names.Of(of.Volume, of.Name)
+	o.Chosen = func(chosen block.VolumeName) error { return names.Chosen(of.Volume, of.Name, chosen) }
+	if o.ResumeWithin != 0 {
+		o.Resume = of.Resume
+	}
+	return o
 }
 
 type blockDevice struct{ *blockdev.Exported }
@@ -179,7 +193,7 @@ func New(cfg Config) *Path {
 	cfg.KeepAlive = cmp.Or(cfg.KeepAlive, 2*time.Second)
 	cfg.IOQueues = cmp.Or(cfg.IOQueues, 1)
 	if cfg.Export == nil {
-		cfg.Export = Devices(blockdev.Options{Log: cfg.Log})
+		cfg.Export = Devices(blockdev.Options{Log: cfg.Log}, cfg.Names)
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now

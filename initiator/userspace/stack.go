@@ -212,7 +212,7 @@ func (k *Keeper) export(ctx context.Context, w *volume.Wanted) error {
 	size := st.volume.Geometry().Size // at least; it may grow meanwhile
 	var device Exported
 	return k.await(ctx, what, exportTimeout, func(ctx context.Context) (err error) {
-		device, err = k.cfg.Export(ctx, st.volume, w.Name, resumeToken(w))
+		device, err = k.cfg.Export(ctx, st.volume, Of{Volume: k.volume, Name: w.Name, Resume: resumeToken(w)})
 		return err
 	}, func(err error) error {
 		st.cancel()

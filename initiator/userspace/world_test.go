@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/initiator/blockdev"
+	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -44,6 +46,7 @@ type world struct {
 	t      *testing.T
 	volume block.VolumeID
 	keeper *Keeper
+	names  *keeper.Names
 	stop   context.CancelFunc
 	ended  chan struct{}
 
@@ -117,6 +120,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
 			t: t, volume: block.VolumeID{UUID: block.UUIDFromRandom([16]byte{9})},
+			names: keeper.NewNames(filepath.Join(t.TempDir(), "names")),
 			nodes: map[string]*fakeNode{}, legs: map[block.LegID]*fakeLeg{},
 			gone: map[block.UUID]bool{},
 		}
@@ -130,7 +134,7 @@ func from(t *testing.T, stripes, copies int, first, f func(w *world)) {
 			}
 		}
 		path := New(Config{
-			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export, Clock: w.clock,
+			Node: "h1", Manager: manager{world: w}, Host: func() block.Host { return block.Host{} }, Export: w.export, Names: w.names, Clock: w.clock,
 			Dial: func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }, // nobody listens beside the targets
 		})
 		path.dial, path.reachable = w.dial, w.reachable
@@ -563,12 +567,15 @@ type fakeDevice struct {
 	once   sync.Once
 }
 
-func (w *world) export(_ context.Context, v block.Device, name block.VolumeName, resume string) (Exported, error) {
-	d := &fakeDevice{w: w, volume: v, resume: resume, done: make(chan struct{})}
+func (w *world) export(_ context.Context, v block.Device, of Of) (Exported, error) {
+	d := &fakeDevice{w: w, volume: v, resume: of.Resume, done: make(chan struct{})}
 	w.mu.Lock()
 	w.device = d
 	w.mu.Unlock()
-	w.did("export %s", name)
+	if of.Volume != w.volume {
+		w.t.Errorf("the device of volume %v is made, want that of %v", of.Volume, w.volume)
+	}
+	w.did("export %s", of.Name)
 	return d, nil
 }
 

@@ -106,6 +106,13 @@ type VolumeName string
 // Snapshot returns the name of a volume's snapshot.
 func (n VolumeName) Snapshot(name string) VolumeName { return n + "@" + VolumeName(name) }
 
+// Beside returns what the device of a volume, or of a snapshot, is called on a machine where another
+// volume's device has the name: "db1+0b5f0a3e", with the first digits of its id. No volume has such a
+// name: a '+' cannot be in one.
+func (n VolumeName) Beside(v VolumeID) VolumeName {
+	return n + "+" + VolumeName(v.String()[:8])
+}
+
 // ParseNodeName checks s.
 func ParseNodeName(s string) (NodeName, error) {
 	if err := checkName(s); err != nil {

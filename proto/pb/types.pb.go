@@ -3079,7 +3079,7 @@ type Attachment struct {
 	Epoch            uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	State            AttachmentState        `protobuf:"varint,6,opt,name=state,proto3,enum=weft.v1.AttachmentState" json:"state,omitempty"`
 	BootId           string                 `protobuf:"bytes,7,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`             // the boot of the host that the grant was made to
-	Device           string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                           // /dev/weft/<name>, once attached
+	Device           string                 `protobuf:"bytes,8,opt,name=device,proto3" json:"device,omitempty"`                           // /dev/weft/<name>, or <name>+<id> beside another volume of that name; once attached
 	WaitingFor       string                 `protobuf:"bytes,9,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // empty if it waits for nothing
 	ResyncDoneBytes  uint64                 `protobuf:"varint,10,opt,name=resync_done_bytes,json=resyncDoneBytes,proto3" json:"resync_done_bytes,omitempty"`
 	ResyncTotalBytes uint64                 `protobuf:"varint,11,opt,name=resync_total_bytes,json=resyncTotalBytes,proto3" json:"resync_total_bytes,omitempty"` // 0 if nothing is being copied

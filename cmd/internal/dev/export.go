@@ -59,7 +59,8 @@ type servedVolume struct {
 
 // export is the server's userspace.Export: one subsystem for each volume, with the volume as its
 // namespace 1.
-func (s *volumeServer) export(_ context.Context, volume block.Device, name block.VolumeName, _ string) (userspace.Exported, error) {
+func (s *volumeServer) export(_ context.Context, volume block.Device, of userspace.Of) (userspace.Exported, error) {
+	name := of.Name
 	nqn := block.NQN("nqn.2026-11.dev.weft:volume." + string(name))
 	subsystem, err := s.target.AddSubsystem(controller.SubsystemConfig{NQN: nqn, Serial: "volume", Hosts: []controller.Host{{NQN: s.host.NQN}}})
 	if err != nil {

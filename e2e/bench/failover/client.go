@@ -41,7 +41,7 @@ func newClient(dir string, manager *grpc.ClientConn) (*client, error) {
 		Node: clientName, Version: "bench", Kernel: "bench", Manager: pb.NewAgentsClient(manager),
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Datapath: initiator.User,
 		Log: slog.New(losses{c, nil}), Dial: c.wire.dial,
-		Export: func(_ context.Context, volume block.Device, _ block.VolumeName, _ string) (userspace.Exported, error) {
+		Export: func(_ context.Context, volume block.Device, _ userspace.Of) (userspace.Exported, error) {
 			go c.writer.run(volume)
 			return used{}, nil
 		},

@@ -61,7 +61,7 @@ func runHost(o hostOptions) error {
 		Node: block.NodeName(o.Node), Version: "bench", Kernel: "bench", Manager: pb.NewAgentsClient(conn),
 		StateDir: filepath.Join(o.Dir, "state"), RunDir: filepath.Join(o.Dir, "run"), Datapath: initiator.User, Log: slog.New(alarms{h}),
 		TargetPatience: o.Patience, FailOver: failOverOf(o.Patience),
-		Export: func(_ context.Context, volume block.Device, _ block.VolumeName, _ string) (userspace.Exported, error) {
+		Export: func(_ context.Context, volume block.Device, _ userspace.Of) (userspace.Exported, error) {
 			for i := range o.Workers {
 				go h.work(volume, i)
 			}
