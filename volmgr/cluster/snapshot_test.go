@@ -180,10 +180,13 @@ func (w *snapWorld) take(name string, of ...string) error {
 }
 
 // settle lets everything go on until nothing is on its way.
-func (w *snapWorld) settle() {
+func (w *snapWorld) settle() { w.goOn(40) }
+
+// goOn lets everybody act and be told some times, without delay.
+func (w *snapWorld) goOn(times int) {
 	slow := w.slow
 	w.slow = 0
-	for range 40 {
+	for range times {
 		w.now = w.now.Add(20 * time.Millisecond)
 		for _, name := range slices.Sorted(maps.Keys(w.targets)) {
 			w.targetActs(w.targets[name])
