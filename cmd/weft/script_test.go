@@ -36,7 +36,7 @@ func TestScripts(t *testing.T) {
 			return errors.Join(freePort(env, "PORT"), freePort(env, "METRICS"), freePort(env, "THIRD"), freePort(env, "FOURTH"))
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits, "write": write,
+			"cluster": startCluster, "eventually": eventually, "exits": exits, "keep": keep, "scrape": scrape, "awaits": awaits, "write": write, "discard": discard, "same": same,
 			"unpack": unpackKept, "includes": includes, "conventional": conventional, "label-version": labelVersion,
 		},
 	})
@@ -78,7 +78,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// write writes 4 KiB of a letter to a volume of weft dev: "write DEVICE LETTER OFFSET...".
+// write writes 4 KiB of a letter, or of zeroes, to a volume of weft dev: "write DEVICE LETTER|0 OFFSET...".
 func write(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: write DEVICE LETTER OFFSET...")
@@ -86,13 +86,64 @@ func write(ts *testscript.TestScript, neg bool, args []string) {
 	n, err := namespace.Open(context.Background(), args[0])
 	ts.Check(err)
 	defer n.Close()
+	content := bytes.Repeat([]byte(args[1]), 4096)
+	if args[1] == "0" {
+		clear(content)
+	}
 	for _, at := range args[2:] {
 		off, err := strconv.ParseInt(at, 10, 64)
 		ts.Check(err)
-		_, err = n.WriteAt(bytes.Repeat([]byte(args[1]), 4096), off)
+		_, err = n.WriteAt(content, off)
 		ts.Check(err)
 	}
 	ts.Check(n.Sync())
+}
+
+// discard discards a range of a volume of weft dev: "discard DEVICE OFFSET BYTES".
+func discard(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: discard DEVICE OFFSET BYTES")
+	}
+	n, err := namespace.Open(context.Background(), args[0])
+	ts.Check(err)
+	defer n.Close()
+	off, err := strconv.ParseInt(args[1], 10, 64)
+	ts.Check(err)
+	length, err := strconv.ParseInt(args[2], 10, 64)
+	ts.Check(err)
+	ts.Check(n.Zero(off, length))
+	ts.Check(n.Sync())
+}
+
+// same checks that the first bytes of two devices of weft dev are the same, or are not: "[!] same DEVICE DEVICE BYTES".
+func same(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 3 {
+		ts.Fatalf("usage: same DEVICE DEVICE BYTES")
+	}
+	size, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	one, other := contentOf(ts, args[0], size), contentOf(ts, args[1], size)
+	for at := range one {
+		if !neg && one[at] != other[at] {
+			ts.Fatalf("at %d one holds %q, and the other %q", at, one[at], other[at])
+		}
+	}
+	if neg && bytes.Equal(one, other) {
+		ts.Fatalf("they hold the same")
+	}
+}
+
+// contentOf is what a device of weft dev holds.
+func contentOf(ts *testscript.TestScript, device string, size int) []byte {
+	n, err := namespace.Open(context.Background(), device)
+	ts.Check(err)
+	defer n.Close()
+	all := make([]byte, size)
+	for at := 0; at < size; at += 1 << 20 {
+		_, err := n.ReadAt(all[at:min(at+1<<20, size)], int64(at))
+		ts.Check(err)
+	}
+	return all
 }
 
 // awaits waits for a file, or until it has a line that matches: "awaits FILE [PATTERN]".

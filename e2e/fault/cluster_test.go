@@ -68,6 +68,7 @@ type cluster struct {
 	shows        func(volume block.Device, name block.VolumeName) block.Device // what hosts make of a volume; nil: the volume
 	users        users                                                         // the users of the devices
 	shotsEvery   time.Duration                                                 // how often, on average, the archive does something of each kind
+	healAfter    time.Duration                                                 // of the managers; 0: the default
 	began        time.Time
 	historyMutex sync.Mutex
 	history      []string

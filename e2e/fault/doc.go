@@ -42,8 +42,9 @@
 // gives each life two thin volumes. The same faults and the same rules hold for them; discards are
 // among the user's operations. Snapshots are taken of them, alone and in groups, read by hosts and from
 // the drives, cloned, and deleted in any order, while all the faults go on; clones have users of their
-// own. Volumes go back to their snapshots, with what they hold kept in another one or not, also while the
-// managers' store is lost. Drives are filled to the last chunk of a tree, and writes wait. A snapshot holds
+// own. Some clones are sealed: several hosts then read one at once, and none may write it. Volumes go back
+// to their snapshots, with what they hold kept in another one or not, also while the managers' store is
+// lost. Drives are filled to the last chunk of a tree, and writes wait. A snapshot holds
 // what its volume may have held at one moment after it was asked for, the same moment for all of a group,
 // and never changes; a volume that went back holds what its snapshot does, and nothing that it held before;
 // at the end all space comes free: see archive. thin_test.go fills drives to the last extent.

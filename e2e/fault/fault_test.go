@@ -103,6 +103,7 @@ func life(t tester, seed uint64, faults int, lie func(*cluster)) {
 		lie(c)
 		if c.thin || w.snapshots {
 			c.roomForSnapshots()
+			c.healAfter = healAfter
 		}
 	})
 	defer c.close()

@@ -83,7 +83,7 @@ func (c *cluster) newManagers() {
 func (h *managerHost) address() string { return h.name + ":4480" }
 
 func (h *managerHost) config() volmgr.Config {
-	return volmgr.Config{Dir: h.store, Version: "fault", Level: h.level, Log: h.cluster.log.With("node", h.name)}
+	return volmgr.Config{Dir: h.store, Version: "fault", Level: h.level, HealAfter: h.cluster.healAfter, Log: h.cluster.log.With("node", h.name)}
 }
 
 // initStore creates a new cluster in the first manager's store directory.

@@ -42,7 +42,14 @@ func (k *archive) restore(random *rand.Rand) {
 	if v.node != "" {
 		k.detach(v, random)
 	}
-	if k.keepAndGoBack(v.user, p, random) {
+	back := k.keepAndGoBack(v.user, p, random)
+	if v.sealed != nil {
+		if back {
+			k.wrong("%s is sealed, and has gone back to %s", v.user.name, p.name)
+		}
+		return
+	}
+	if back {
 		v.whole = false // copies that could not go back are made again
 	}
 	if random.IntN(4) > 0 {

@@ -49,6 +49,14 @@ func staysAsItIs(ctx context.Context, method string, request, reply any, conn *g
 	return next(ctx, method, request, reply, conn, o...)
 }
 
+// sealsNothing is a manager that says that volumes are sealed, and does nothing.
+func sealsNothing(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+	if _, ok := request.(*pb.SealVolumeRequest); ok {
+		return nil
+	}
+	return next(ctx, method, request, reply, conn, o...)
+}
+
 // heads are the newest devices of volumes.
 type heads struct {
 	mu     sync.Mutex
@@ -100,6 +108,7 @@ func TestSnapshotsThatLieAreFoundOut(t *testing.T) {
 		"a snapshot is ready before it is frozen": {false, func(c *cluster) { c.lieOfShots = early }},
 		"a clone writes to another volume":        {false, func(c *cluster) { instead(c, isClone, func(op block.Op) bool { return op == block.OpWrite }) }},
 		"a volume does not go back to a snapshot": {true, func(c *cluster) { c.lieOfShots = staysAsItIs }},
+		"a sealed volume is not sealed":           {true, func(c *cluster) { c.lieOfShots = sealsNothing }},
 		"a group is taken one after the other":    {true, func(c *cluster) { c.lieOfShots = oneByOne }},
 		"a snapshot is not frozen":                {true, func(c *cluster) { instead(c, isSnapshot, func(op block.Op) bool { return op == block.OpRead }) }},
 	} {

@@ -61,10 +61,12 @@ type tended struct {
 	node  string // that shall have it; empty: none
 	whole bool   // it has had all its copies: only now its user works with it
 	gone  bool
-	turn  chan struct{} // held by who moves or deletes it
+	// sealed is what it holds, once it is sealed: then hosts read it as they read snapshots. nil: it is not.
+	sealed *picture
+	turn   chan struct{} // held by who moves or deletes it
 }
 
-// picture is a snapshot that is complete.
+// picture is a snapshot that is complete, or a volume that is sealed.
 type picture struct {
 	name     block.VolumeName
 	shot     *shot
@@ -157,7 +159,7 @@ func (o owners) found(at *machine, volume block.Device, name block.VolumeName) u
 	}
 	k := o.cluster.archive
 	k.mu.Lock()
-	if v := k.volumes[name]; v != nil {
+	if v := k.volumes[name]; v != nil && v.sealed == nil {
 		k.mu.Unlock()
 		return v.user.found(at, volume, name)
 	}
@@ -246,7 +248,7 @@ func (k *archive) attachAll() {
 	k.mu.Lock()
 	var all []*tended
 	for _, name := range slices.Sorted(maps.Keys(k.volumes)) {
-		if v := k.volumes[name]; v.node == "" {
+		if v := k.volumes[name]; v.node == "" && v.sealed == nil {
 			all = append(all, v)
 		}
 	}
@@ -466,16 +468,21 @@ func (k *archive) await(s *shot, lost int, random *rand.Rand) {
 			k.count("failed")
 			continue
 		}
-		p.user.mu.Lock()
-		for _, u := range p.user.units {
-			p.units = append(p.units, slices.Clone(u))
-		}
-		p.user.mu.Unlock()
+		p.remember()
 		k.count("taken")
 		c.did("%s is ready", p.name)
 		k.mu.Lock()
 		k.taken[p.name] = p
 		k.mu.Unlock()
+	}
+}
+
+// remember keeps what the units of its volume may have held.
+func (p *picture) remember() {
+	p.user.mu.Lock()
+	defer p.user.mu.Unlock()
+	for _, u := range p.user.units {
+		p.units = append(p.units, slices.Clone(u))
 	}
 }
 
@@ -541,6 +548,9 @@ func (k *archive) saw(p *picture, numbers []uint64, how string) {
 			held = append(held, spans)
 		}
 	}
+	if k.named(p.name) == nil { // it is a sealed volume, and this is what snapshots of it hold
+		p.user.reads(numbers)
+	}
 	if _, ok := history.Common(held); !ok {
 		k.wrong("%s: there is no moment from %d to %d at which it, and the others of its group, may have held what they do%s", p.name, s.asked, s.ready, s.latest())
 	}
@@ -566,27 +576,48 @@ func (s *shot) latest() string {
 
 // pick returns a snapshot that is complete and not being deleted; nil if there is none.
 func (k *archive) pick(random *rand.Rand, is func(*picture) bool) *picture {
+	return anyOf(random, slices.DeleteFunc(k.pictures(), func(p *picture) bool { return k.named(p.name) == nil || !is(p) }))
+}
+
+// anyOf is one of some; the zero value if there is none.
+func anyOf[T any](random *rand.Rand, all []T) (one T) {
+	if len(all) > 0 {
+		one = all[random.IntN(len(all))]
+	}
+	return one
+}
+
+// pictures are all snapshots that are complete, and all sealed volumes, but those that are being deleted.
+func (k *archive) pictures() (all []*picture) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var all []*picture
 	for _, name := range slices.Sorted(maps.Keys(k.taken)) {
-		if p := k.taken[name]; !p.deleting && is(p) {
+		all = append(all, k.taken[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(k.volumes)) {
+		if p := k.volumes[name].sealed; p != nil {
 			all = append(all, p)
 		}
 	}
-	if len(all) == 0 {
-		return nil
-	}
-	return all[random.IntN(len(all))]
+	return slices.DeleteFunc(all, func(p *picture) bool { return p.deleting })
 }
 
-// look attaches a snapshot to a host that reads it.
+// look attaches a snapshot, or a sealed volume, to some hosts at once, which read it.
 func (k *archive) look(random *rand.Rand) {
-	p := k.pick(random, func(*picture) bool { return true })
+	p := anyOf(random, k.pictures())
 	if p == nil {
 		return
 	}
-	host := k.cluster.clients[random.IntN(len(k.cluster.clients))].name
+	var hosts sync.WaitGroup
+	first := random.IntN(len(k.cluster.clients))
+	for i := range 1 + random.IntN(len(k.cluster.clients)) {
+		host := k.cluster.clients[(first+i)%len(k.cluster.clients)].name
+		hosts.Go(func() { k.lookOn(p, host) })
+	}
+	hosts.Wait()
+}
+
+func (k *archive) lookOn(p *picture, host string) {
 	end, ok := k.begun("look at %s on %s", p.name, host)
 	if !ok {
 		return
@@ -605,6 +636,7 @@ func (k *archive) look(random *rand.Rand) {
 			k.cluster.did("%s on %s: %v", p.name, host, err)
 		} else {
 			k.saw(p, numbers, "by a host")
+			k.triesToWrite(p, d)
 		}
 	}
 	k.until(100*time.Millisecond, func(ctx context.Context) (bool, error) {
@@ -612,11 +644,7 @@ func (k *archive) look(random *rand.Rand) {
 		if err != nil && !refuses(err) {
 			return false, err
 		}
-		v, err := k.volume(ctx, p.name)
-		if status.Code(err) == codes.NotFound {
-			return true, nil
-		}
-		return len(v.GetAttachments()) == 0 && v.GetAttachment() == nil, err
+		return k.detachedFrom(ctx, p.name, host)
 	})
 }
 
@@ -664,7 +692,7 @@ func (k *archive) readAll(p *picture, d *export) (numbers []uint64, err error) {
 
 // tend makes, moves or deletes something.
 func (k *archive) tend(random *rand.Rand) {
-	switch random.IntN(11) {
+	switch random.IntN(12) {
 	case 0, 1:
 		k.clone(random)
 	case 2, 3:
@@ -675,6 +703,8 @@ func (k *archive) tend(random *rand.Rand) {
 		k.restore(random)
 	case 7:
 		k.flatten(random)
+	case 8:
+		k.seal(random)
 	default:
 		if p := k.pick(random, func(*picture) bool { return true }); p != nil {
 			k.deletePicture(p)
@@ -682,15 +712,21 @@ func (k *archive) tend(random *rand.Rand) {
 	}
 }
 
+// anyClone returns one of the clones; nil if there is none.
+func (k *archive) anyClone(random *rand.Rand) *tended {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	name := anyOf(random, slices.DeleteFunc(slices.Sorted(maps.Keys(k.volumes)), func(n block.VolumeName) bool { return n == second }))
+	return k.volumes[name]
+}
+
 // flatten has a clone made independent of what it began as, and does not wait for it.
 func (k *archive) flatten(random *rand.Rand) {
-	k.mu.Lock()
-	all := slices.DeleteFunc(slices.Sorted(maps.Keys(k.volumes)), func(n block.VolumeName) bool { return n == second })
-	k.mu.Unlock()
-	if len(all) == 0 {
+	v := k.anyClone(random)
+	if v == nil {
 		return
 	}
-	name := all[random.IntN(len(all))]
+	name := v.user.name
 	end, ok := k.begun("flatten %s", name)
 	if !ok {
 		return
@@ -866,6 +902,10 @@ func (k *archive) move(random *rand.Rand) {
 	if v.gone {
 		return
 	}
+	if v.sealed != nil {
+		k.asksToWrite(v, random)
+		return
+	}
 	if v.node != "" {
 		k.detach(v, random)
 	}
@@ -930,14 +970,7 @@ func (k *archive) detach(v *tended, random *rand.Rand) {
 }
 
 func (k *archive) deleteClone(random *rand.Rand) {
-	k.mu.Lock()
-	all := slices.DeleteFunc(slices.Sorted(maps.Keys(k.volumes)), func(n block.VolumeName) bool { return n == second })
-	var v *tended
-	if len(all) > 0 {
-		v = k.volumes[all[random.IntN(len(all))]]
-	}
-	k.mu.Unlock()
-	if v != nil {
+	if v := k.anyClone(random); v != nil {
 		k.deleteKept(v, random)
 	}
 }
@@ -954,6 +987,11 @@ func (k *archive) deleteKept(v *tended, random *rand.Rand) {
 		k.detach(v, random)
 	}
 	v.gone = true
+	if v.sealed != nil {
+		k.mu.Lock()
+		v.sealed.deleting = true
+		k.mu.Unlock()
+	}
 	k.cluster.did("%s is deleted", v.user.name)
 	if k.remove(v.user.name) {
 		k.count("clones deleted")
@@ -1001,16 +1039,14 @@ func (k *archive) mayLose() {
 	})
 }
 
-// choose takes a copy of each snapshot of which none is certain: a volume may be going back to it.
+// choose takes a copy of each snapshot of which none is certain: a volume may be going back to it. So it does
+// of each sealed volume.
 func (k *archive) choose(ctx context.Context) {
 	if k == nil {
 		return
 	}
-	k.mu.Lock()
-	all := slices.Sorted(maps.Keys(k.taken))
-	k.mu.Unlock()
-	for _, name := range all {
-		k.cluster.choose(ctx, name)
+	for _, p := range k.pictures() {
+		k.cluster.choose(ctx, p.name)
 	}
 }
 
@@ -1061,17 +1097,14 @@ func (k *archive) attachAgain() {
 
 // ---- checks while nothing goes on ----
 
-// inspect reads the snapshots from the drives: all copies in sync are equal.
+// inspect reads the snapshots and the sealed volumes from the drives: all copies in sync are equal.
 func (k *archive) inspect() {
 	if k == nil {
 		return
 	}
 	c := k.cluster
 	c.t.Helper()
-	k.mu.Lock()
-	all := slices.Collect(maps.Values(k.taken))
-	k.mu.Unlock()
-	for _, p := range all {
+	for _, p := range k.pictures() {
 		c.eventually("the same on all copies of "+string(p.name), func(ctx context.Context) error {
 			if err := c.compareCopiesOf(ctx, p.name); err != nil {
 				return err
@@ -1080,6 +1113,7 @@ func (k *archive) inspect() {
 			if err != nil {
 				return err
 			}
+			k.staysSealed(p, v)
 			numbers, err := c.raw(v)
 			if err != nil && k.lost > 0 {
 				c.choose(ctx, p.name)

@@ -186,7 +186,11 @@ func (m *mutation) tests(o options) []string {
 		return []string{"-run", "^" + m.directed + "$", "./e2e/fault"}
 	}
 	if o.faults > 0 {
-		return []string{"-run", "TestNothingIsLost", "./e2e/fault", "-plain", "-faults", fmt.Sprint(o.faults)}
+		faults := o.faults
+		if m.lives != "plain" {
+			faults = (faults + 3) / 4
+		}
+		return []string{"-run", "TestNothingIsLost", "./e2e/fault", "-" + m.lives, "-faults", fmt.Sprint(faults)}
 	}
 	arguments := slices.Concat(m.packages, m.flags)
 	if m.run != "" {

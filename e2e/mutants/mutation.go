@@ -33,6 +33,11 @@ import (
 //
 //	whole: TestALateReportOfARebuildIsNotTakenForANewerOnes
 //
+// One that only clusters with snapshots can notice names their kind, by the flag of e2e/fault: thin volumes, or
+// snapshots of volumes that are not thin. They take four times as long, and get a quarter of the faults:
+//
+//	whole: thin
+//
 // Where e2e/explore/testdata has NAME.txt, its steps must break a promise as well.
 type mutation struct {
 	name     string
@@ -43,6 +48,7 @@ type mutation struct {
 	flags    []string // extra flags for the tests
 	quick    bool     // part of what CI runs
 	whole    bool     // also tried on the fault suite of a whole cluster
+	lives    string   // the kind of clusters there, a flag of that suite
 	directed string   // the one test there that places the faults for it; empty: random faults
 	with     []string // the guards behind this one: nothing shows there unless they are removed, too
 	before   []byte   // found in the file exactly once
@@ -115,9 +121,14 @@ func (m *mutation) set(key, value string) error {
 	case "quick":
 		m.quick = value == "yes"
 	case "whole":
-		m.whole = true
-		if value != "yes" {
+		m.whole, m.lives = true, "plain"
+		switch {
+		case value == "thin" || value == "snapshots":
+			m.lives = value
+		case strings.HasPrefix(value, "Test"):
 			m.directed = value
+		case value != "yes":
+			return fmt.Errorf("whole: %s: want yes, thin, snapshots, or a test", value)
 		}
 	case "with":
 		m.with = strings.Fields(value)

@@ -71,6 +71,7 @@ func TestAMutationIsReadWhole(t *testing.T) {
 		strings.Replace(good, "run: TestX", "runs: TestX", 1),
 		strings.Replace(good, "if false {", "if x {", 1),
 		strings.Replace(good, "-- after --", "-- later --", 1),
+		strings.Replace(good, "whole: TestY", "whole: thn", 1),
 	} {
 		if _, err := parse("n", []byte(bad)); err == nil {
 			t.Errorf("parse(%q) has no error", bad)
@@ -78,6 +79,24 @@ func TestAMutationIsReadWhole(t *testing.T) {
 	}
 	if _, err := m.apply([]byte("if x {\nif x {\n")); err == nil {
 		t.Error("a guard that is there twice is taken away once")
+	}
+}
+
+// With -faults a mutation is tried on the lives that can notice it.
+func TestWhichLivesAMutationIsTriedOn(t *testing.T) {
+	for whole, want := range map[string]string{
+		"yes":       "-run TestNothingIsLost ./e2e/fault -plain -faults 1200",
+		"thin":      "-run TestNothingIsLost ./e2e/fault -thin -faults 300",
+		"snapshots": "-run TestNothingIsLost ./e2e/fault -snapshots -faults 300",
+		"TestY":     "-run ^TestY$ ./e2e/fault",
+	} {
+		m := &mutation{}
+		if err := m.set("whole", whole); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(m.tests(options{faults: 1200}), " "); got != want {
+			t.Errorf("whole: %s: %q, want %q", whole, got, want)
+		}
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,6 +135,41 @@ func TestAFreedTreeLeavesNothing(t *testing.T) {
 	if all := trees(); len(all) > 0 {
 		t.Errorf("the checker finds %+v", all)
 	}
+	p.end(t)
+}
+
+// onLabel finds writes to extents that the label of a drive does not give to a tree.
+type onLabel struct {
+	block.Device
+	drive *atomic.Pointer[Disk] // nil: nothing is looked at yet
+	wrong *atomic.Int64
+	wrote *atomic.Uint32 // the highest extent
+}
+
+func (o onLabel) Submit(io *block.IO) {
+	if d := o.drive.Load(); d != nil && io.Op == block.OpWrite {
+		e := uint32((io.Off - int64(drive.FirstExtent)) / int64(block.ExtentSize))
+		if !slices.Contains(drive.ExtentNumbers(d.Label().Tree(leg.String()).GetExtents()), e) {
+			o.wrong.Add(1)
+		}
+		o.wrote.Store(max(e, o.wrote.Load()))
+	}
+	o.Device.Submit(io)
+}
+
+// A tree uses an extent of the reserve only once the label on the drive says that it is the tree's: after a power
+// cut in between, the manager could give it to another leg.
+func TestAnExtentIsATreesByTheLabelBeforeItIsUsed(t *testing.T) {
+	o := onLabel{drive: &atomic.Pointer[Disk]{}, wrong: &atomic.Int64{}, wrote: &atomic.Uint32{}}
+	p := newPlantedOn(t, func(_ string, data block.Device) block.Device { o.Device = data; return o })
+	o.drive.Store(p.disk)
+	waits := p.fill(t)
+	must(t, p.disk.GrowTree(leg.String(), 1))
+	must(t, <-waits)
+	if o.wrote.Load() != 1 || o.wrong.Load() > 0 {
+		t.Errorf("the tree has written up to extent %d, want 1, and %d times to what the label does not give it", o.wrote.Load(), o.wrong.Load())
+	}
+	o.drive.Store(nil)
 	p.end(t)
 }
 

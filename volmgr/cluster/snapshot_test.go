@@ -180,10 +180,13 @@ func (w *snapWorld) take(name string, of ...string) error {
 }
 
 // settle lets everything go on until nothing is on its way.
-func (w *snapWorld) settle() {
+func (w *snapWorld) settle() { w.goOn(40) }
+
+// goOn lets everybody act and be told some times, without delay.
+func (w *snapWorld) goOn(times int) {
 	slow := w.slow
 	w.slow = 0
-	for range 40 {
+	for range times {
 		w.now = w.now.Add(20 * time.Millisecond)
 		for _, name := range slices.Sorted(maps.Keys(w.targets)) {
 			w.targetActs(w.targets[name])
@@ -928,6 +931,77 @@ func TestASnapshotThatCannotBeTakenIsGivenUp(t *testing.T) {
 		if len(x.legs) > 2 {
 			t.Errorf("%s keeps %d legs", x.name, len(x.legs))
 		}
+	}
+}
+
+// A leg that goes stale and comes back while a snapshot is taken may have been frozen in between: it is left out.
+func TestALegThatWasStaleWhileASnapshotWasTakenIsLeftOut(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.mustBe(w.take("mon", "db1", "db2"))
+	origin, legs := w.volume("db1").Legs[0], len(w.volume("db1").Legs)
+	taking := func() *Taking { return w.volume("db1@mon").taking() }
+	withoutC2 := func(until func() bool) { // for which the snapshot waits
+		t.Helper()
+		for range 90 {
+			if until() {
+				return
+			}
+			w.now = w.now.Add(20 * time.Millisecond)
+			for _, name := range slices.Sorted(maps.Keys(w.targets)) {
+				w.targetActs(w.targets[name])
+			}
+			w.hostActs(w.hosts["c1"])
+			w.recover("db1")
+			w.must(Tick{})
+		}
+		t.Fatalf("the snapshot is %+v, and the leg %+v", taking(), w.volume("db1").leg(origin.ID))
+	}
+	withoutC2(func() bool { return taking().Phase == Holding })
+	v := w.volume("db1")
+	w.must(RecordStale{Node: "c1", Volume: v.ID, Epoch: v.Epoch, Legs: []block.LegID{origin.ID}, Revisions: map[block.LegID]uint64{origin.ID: origin.Revision}})
+	withoutC2(func() bool { return w.volume("db1").leg(origin.ID).trusted() })
+	if taking() == nil || taking().Attempt != 1 {
+		t.Fatalf("the snapshot is %+v", taking())
+	}
+	w.settle()
+	x := w.volume("db1@mon")
+	if x.State != VolumeReady || len(x.Legs) != legs-1 || slices.ContainsFunc(x.Legs, func(l Leg) bool { return l.Drive == origin.Drive }) {
+		t.Errorf("the snapshot is %s, with the legs %+v; want one without that of drive %v", x.State, x.Legs, origin.Drive)
+	}
+}
+
+// What is late of one attempt means nothing in the next: each has holds and legs of its own.
+func TestEachAttemptHasHoldsAndLegsOfItsOwn(t *testing.T) {
+	w := newSnapWorld(t, 1)
+	w.writes(w.hosts["c1"])
+	hung := w.hosts["c1"].writing[w.volume("db1").ID]
+	hung.to = append(hung.to, block.LegID{}) // it never ends
+	w.mustBe(w.take("mon", "db1"))
+	attempts, of := map[int]bool{}, map[string]int{}
+	for w.volume("db1@mon").taking() != nil {
+		x := w.volume("db1@mon").taking()
+		attempts[x.Attempt] = true
+		names := []string{x.Hold}
+		for _, f := range x.Frozen {
+			names = append(names, f.Leg.String())
+		}
+		for _, name := range names {
+			if first, known := of[name]; known && first != x.Attempt {
+				t.Fatalf("attempt %d has %s, which attempt %d had", x.Attempt, name, first)
+			}
+			of[name] = x.Attempt
+		}
+		w.now = w.now.Add(500 * time.Millisecond)
+		for _, x := range w.targets {
+			w.targetActs(x)
+		}
+		for _, h := range w.hosts {
+			w.hostActs(h)
+		}
+		w.must(Tick{})
+	}
+	if len(attempts) != maxAttempts {
+		t.Errorf("there were %d attempts, want %d", len(attempts), maxAttempts)
 	}
 }
 

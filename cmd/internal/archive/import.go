@@ -129,7 +129,11 @@ func (t Tools) importStream(ctx context.Context, api pb.ManagerClient, o importO
 		}()
 	}
 	n, epoch, err := t.fill(ctx, api, v, r, out)
-	if err != nil {
+	switch {
+	case err == nil:
+	case h.SinceID != "" && epoch > 0: // the volume is marked as incomplete
+		return cli.AdvisedError{Err: fmt.Errorf("import %s: %w", o.name, err), Hints: []string{fmt.Sprintf("volume %s may hold a part of %s: repeat the import with the whole stream", o.name, h.Snapshot)}}
+	default:
 		return fmt.Errorf("import %s: %w", o.name, err)
 	}
 	if v, err = api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: v.GetId()}); err == nil {
@@ -182,7 +186,7 @@ func (t Tools) create(ctx context.Context, api pb.ManagerClient, o importOptions
 }
 
 // fill writes a stream to a volume, durably, and returns how much data that was, and in which epoch it was
-// written. The volume is detached again, whatever happens.
+// written; with an epoch and an error, the volume is marked as incomplete. The volume is detached again, whatever happens.
 func (t Tools) fill(ctx context.Context, api pb.ManagerClient, v *pb.Volume, r *Reader, out *cli.Output) (n int64, epoch uint64, retErr error) {
 	path, detach, err := t.Attach(ctx, api, v.GetId(), out)
 	if err != nil {
@@ -202,7 +206,7 @@ func (t Tools) fill(ctx context.Context, api pb.ManagerClient, v *pb.Volume, r *
 	}
 	d, err := open(ctx, path, true)
 	if err != nil {
-		return 0, 0, err
+		return 0, now.GetEpoch(), err
 	}
 	defer func() { retErr = errors.Join(retErr, d.Close()) }()
 	n, err = write(ctx, d, r)
