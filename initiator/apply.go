@@ -207,45 +207,67 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 		old = append(old, ending{Controller: c})
 	}
 	beside := (*lists.Beside)(nil) // has the old controller ended; nil: the target does
-	if o.Stays {
+	asks := o.By != block.SamePart
+	if o.Stays || asks {
 		if beside = k.beside(o.Subsystem); beside == nil {
 			return volume.ErrLater
 		}
 	}
-	silent := o.Silent > 0
 	to := volume.Connect{Path: volume.Path{Subsystem: o.Subsystem, Portal: o.To}, Keys: links[0].Keys, Host: links[0].Host}
-	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (next fabrics.Controller, err error) {
-		defer func() { k.Tell(func() { k.moved(o.Subsystem, err) }) }()
-		k.reconnectAfter(old, reconnectMoved(beside))
-		if silent { // or what is under way there waits until the kernel finds that out
-			for _, c := range old {
-				k.destroySockets(ctx, c.Controller)
-			}
-		}
-		next, err = k.connectNext(ctx, options, beside)
-		if err != nil || !k.awaitLegs(ctx, links, next) {
-			k.reconnectAfter(old, reconnectDelay(o.Portal))
-			return next, err // the kernel goes on to try the old portal
-		}
-		for _, c := range old {
-			if beside == nil { // else it can only be live if it has connected again, and is to go at once
-				k.awaitChange(ctx, c.Controller, callTimeout, fabrics.Live) // the target has ended it
-			}
-		}
-		if err := k.disconnect(ctx, old, false); err != nil { // then the planner asks for it
-			k.log.Warn("the path that moved is still there", "path", o.Path.String(), "err", err)
-		}
-		return next, nil
+	err := k.reach(ctx, s, to, func(ctx context.Context, options fabrics.Options) (fabrics.Controller, error) {
+		next, err := k.moveTo(ctx, o, moving{links, old, beside}, options)
+		k.Tell(func() { k.moved(o.Subsystem, err) })
+		return next, err
 	})
 	if err != nil {
 		return err
 	}
-	k.moving[o.Subsystem] = time.Time{}
+	k.moving[o.Subsystem], k.changing[o.Subsystem] = time.Time{}, asks
 	k.log.Warn("path moves", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent)
-	if silent {
+	if o.Silent > 0 {
 		k.countOutage(s, o.Path, true)
 	}
 	return nil
+}
+
+// moving is what a move needs.
+type moving struct {
+	links  []volume.Link // the legs behind the path
+	old    []ending      // its controllers
+	beside *lists.Beside // has them ended; nil: the target does
+}
+
+// moveTo connects to a target through another portal, and ends the older controllers. If that fails, the kernel goes
+// on to try the old portal.
+func (k *kernelKeeper) moveTo(ctx context.Context, o volume.Move, m moving, options fabrics.Options) (next fabrics.Controller, err error) {
+	k.reconnectAfter(m.old, reconnectMoved(m.beside))
+	if o.Silent > 0 { // or what is under way there waits until the kernel finds that out
+		for _, c := range m.old {
+			k.destroySockets(ctx, c.Controller)
+		}
+	}
+	if m.beside != nil {
+		err = k.replace(ctx, o, m.beside)
+	}
+	changed := o.By != block.SamePart && (err == nil || errors.Is(err, context.DeadlineExceeded)) // or may have
+	if err == nil {
+		next, err = k.kernel.host.Connect(ctx, options)
+	}
+	if err != nil || !k.awaitLegs(ctx, m.links, next) {
+		if !changed { // else nothing is left at the old portal, and the kernel must not learn that from it
+			k.reconnectAfter(m.old, reconnectDelay(o.Portal))
+		}
+		return next, err
+	}
+	if m.beside == nil { // else one can only be live if it has connected again, and is to go at once
+		for _, c := range m.old {
+			k.awaitChange(ctx, c.Controller, callTimeout, fabrics.Live) // the target has ended it
+		}
+	}
+	if err := k.disconnect(ctx, m.old, false); err != nil { // then the planner asks for it
+		k.log.Warn("the path that moved is still there", "path", o.Path.String(), "err", err)
+	}
+	return next, nil
 }
 
 // moved notes that a path has moved, or could not.
@@ -269,14 +291,16 @@ func (k *kernelKeeper) settle(s *seen) {
 	}
 }
 
-// connectNext connects to a target once the older controller has been ended beside it, if that is to be done there.
-func (k *kernelKeeper) connectNext(ctx context.Context, o fabrics.Options, beside *lists.Beside) (fabrics.Controller, error) {
-	if beside != nil {
-		if err := beside.Replace(ctx, o.Portal); err != nil {
-			return fabrics.Controller{}, err
-		}
+// replace has the controller of a path that moves ended beside its target.
+func (k *kernelKeeper) replace(ctx context.Context, o volume.Move, beside *lists.Beside) error {
+	through := o.To
+	if o.By != block.SamePart {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, volume.ChangeWithin)
+		defer cancel()
+		through = o.KernelPortal()
 	}
-	return k.kernel.host.Connect(ctx, o)
+	return beside.Replace(ctx, through, o.By)
 }
 
 // awaitLegs waits until the legs of a subsystem can be reached through a controller, and reports whether

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/controller"
+	"weft.dev/weft/proto/pb"
 )
 
 // agentsBeside are the agents beside the kernel's targets, which have old controllers ended.
@@ -36,7 +38,7 @@ func besides(w *world) (a *agentsBeside, end func()) {
 		}
 		subsystem, err := target.AddSubsystem(controller.SubsystemConfig{
 			NQN: w.nqn(name), Serial: "1", PerHost: 1, Hosts: []controller.Host{{NQN: w.identity().NQN}},
-			Replace: func(context.Context) error { return a.replace(name) },
+			Replace: func(_ context.Context, by block.ServedBy) error { return a.replace(name, by) },
 		})
 		if err != nil {
 			w.t.Fatal(err)
@@ -58,14 +60,18 @@ func besides(w *world) (a *agentsBeside, end func()) {
 	}
 }
 
-func (a *agentsBeside) replace(node string) error {
+func (a *agentsBeside) replace(node string, by block.ServedBy) error {
 	time.Sleep(a.takes)
 	a.w.mu.Lock()
 	defer a.w.mu.Unlock()
 	if a.fails {
 		return errors.New("a drive hangs")
 	}
-	a.w.did("replace the export of %s", node)
+	if by == block.SamePart {
+		a.w.did("replace the export of %s", node)
+	} else {
+		a.w.did("change the export of %s to %v", node, by)
+	}
 	for i := range a.w.ctrl {
 		if c := &a.w.ctrl[i]; a.returns && c.NQN == a.w.nqn(node) && c.State == fabrics.Connecting {
 			c.State = fabrics.Live
@@ -176,5 +182,56 @@ func TestATargetsPromiseIsAskedForAnew(t *testing.T) {
 		w.cutAt(at, true)
 		time.Sleep(900 * time.Millisecond)
 		w.expect("loss of a network", "destroy-sockets t1", "replace the export of t1", "connect t1 at "+other, "disconnect t1 at "+at)
+	})
+}
+
+// serveBy has the manager name the portals of the part that is to serve the legs of t1.
+func (w *world) serveBy(port uint32) {
+	w.change(func(all *pb.InitiatorWanted) {
+		for _, l := range all.Attachments[0].Legs {
+			for _, p := range l.Portals {
+				if l.GetNode() == "t1" {
+					p.Port = port
+				}
+			}
+		}
+	})
+}
+
+// A leg of which a snapshot is to be taken changes from the kernel to the process of its target, and back later. The
+// host follows it on the network on which it is, at a time of its own choice.
+func TestAPathFollowsALegThatChangesHands(t *testing.T) {
+	besideRails(t, func(w *world, _ *agentsBeside, at, _ string) {
+		w.serveBy(4422)
+		time.Sleep(time.Second)
+		w.expect("the leg changes", "change the export of t1 to the process", "connect t1 at "+at, "disconnect t1 at "+at)
+		w.serveBy(4420)
+		time.Sleep(time.Second)
+		w.expect("the leg changes back", "change the export of t1 to the kernel", "connect t1 at "+at, "disconnect t1 at "+at)
+		time.Sleep(time.Minute)
+		w.expect("nothing more")
+		if p := w.attachment(); p.GetPhase() != serving {
+			t.Errorf("after all that it is %v", p)
+		}
+	})
+}
+
+// As long as the target does not have a leg change, its path stays as it is.
+func TestAPathStaysWhileItsLegDoesNotChangeHands(t *testing.T) {
+	besideRails(t, func(w *world, a *agentsBeside, at, _ string) {
+		w.mu.Lock()
+		a.fails = true
+		w.mu.Unlock()
+		w.serveBy(4422)
+		time.Sleep(time.Minute)
+		w.expect("the target refuses")
+		w.mu.Lock()
+		a.fails = false
+		w.mu.Unlock()
+		time.Sleep(time.Minute)
+		w.expect("it does not refuse any more", "change the export of t1 to the process", "connect t1 at "+at, "disconnect t1 at "+at)
+		if p := w.attachment(); p.GetPhase() != serving {
+			t.Errorf("after all that it is %v", p)
+		}
 	})
 }

@@ -115,7 +115,7 @@ func (k *kernelKeeper) observePaths(s *seen) {
 			_, moves := k.moving[n]
 			s.Paths = append(s.Paths, volume.PathSeen{
 				Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast,
-				Moving: moves, Answered: true, Replaces: own || beside, Stays: beside,
+				Moving: moves, Changes: moves && k.changing[n], Answered: true, Replaces: own || beside, Stays: beside,
 			})
 		}
 	}

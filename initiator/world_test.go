@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -343,7 +344,7 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 	}
 	c := fabrics.Controller{
 		Name: fmt.Sprintf("nvme%d", w.next), State: fabrics.Live, Transport: o.Portal.Transport, NQN: o.NQN, HostNQN: o.Host.NQN,
-		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: "4420"},
+		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: strconv.Itoa(int(o.Portal.Port))},
 	}
 	w.ctrl = append(w.ctrl, c)
 	over := ""

@@ -39,7 +39,7 @@ type lists struct {
 	tree    *nvmet.Tree
 	dir     string // of the legs' stable names
 	log     *slog.Logger
-	replace func(context.Context, block.NQN) error // see offer
+	replace func(context.Context, block.NQN, block.ServedBy) error // see offer
 
 	mu   sync.Mutex
 	legs map[block.LegID]*listedLeg
@@ -85,7 +85,7 @@ func newLists(t tracker, dir string, listen func(block.Portal) (net.Listener, er
 }
 
 // offer has hosts' exports in the kernel replaced when they ask for it.
-func (l *lists) offer(replace func(context.Context, block.NQN) error) {
+func (l *lists) offer(replace func(context.Context, block.NQN, block.ServedBy) error) {
 	if l == nil {
 		return
 	}
@@ -154,12 +154,13 @@ func (l *lists) trackLocked(id block.LegID, s dm.State) {
 	leg.Begin(size, list, func() (uint64, error) { return l.tracker.Missed(number) })
 }
 
-// serve offers the lists of what is to be exported, and no others.
-func (l *lists) serve(ctx context.Context, want nvmet.Config) {
+// serve offers the lists of what is to be exported, and no others; and asked, which has no lists, but of which hosts
+// can have more done.
+func (l *lists) serve(ctx context.Context, exports, asked nvmet.Config) {
 	if l == nil {
 		return
 	}
-	want = l.wanted(want)
+	want := l.wanted(exports, asked)
 	if l.failures == "" && reflect.DeepEqual(want, l.asked) {
 		return
 	}
@@ -189,10 +190,11 @@ func (l *lists) serve(ctx context.Context, want nvmet.Config) {
 	l.asked, l.failures = want, failures
 }
 
-// wanted is the part of the exports whose lists are kept.
-func (l *lists) wanted(exports nvmet.Config) nvmet.Config {
+// wanted is the part of the exports whose lists are kept, and asked.
+func (l *lists) wanted(exports, asked nvmet.Config) nvmet.Config {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	exports, also := joined(exports, asked)
 	want, kept := nvmet.Config{Keys: exports.Keys}, map[block.NQN]bool{}
 	for _, s := range exports.Subsystems {
 		s.Namespaces = slices.DeleteFunc(slices.Clone(s.Namespaces), func(ns nvmet.Namespace) bool {
@@ -201,7 +203,7 @@ func (l *lists) wanted(exports nvmet.Config) nvmet.Config {
 		})
 		// That an export in the kernel is replaced must not end the connection on which that was asked for.
 		s.CntlidMin, s.CntlidMax = nvmet.DefaultCntlidMin, nvmet.DefaultCntlidMax
-		if kept[s.NQN] = len(s.Namespaces) > 0; kept[s.NQN] {
+		if kept[s.NQN] = len(s.Namespaces) > 0 || also[s.NQN]; kept[s.NQN] {
 			want.Subsystems = append(want.Subsystems, s)
 		}
 	}
@@ -219,6 +221,28 @@ func (l *lists) wanted(exports nvmet.Config) nvmet.Config {
 		want.Ports = append(want.Ports, nvmet.Port{Portal: portal, Subsystems: links})
 	}
 	return want
+}
+
+// joined is a configuration with those subsystems of another one, which has the same ports, that it lacks; also are
+// all of the other one's.
+func joined(c, other nvmet.Config) (all nvmet.Config, also map[block.NQN]bool) {
+	lacks := func(n block.NQN) bool { _, has := c.Subsystem(n); return !has }
+	add := nvmet.Config{Keys: other.Keys}
+	for _, s := range other.Subsystems {
+		if lacks(s.NQN) {
+			add.Subsystems = append(add.Subsystems, s)
+		}
+	}
+	all = merged(c, add)
+	all.Ports = slices.Clone(all.Ports)
+	for i, p := range other.Ports {
+		for _, link := range p.Subsystems {
+			if lacks(link.To) {
+				all.Ports[i].Subsystems = append(slices.Clone(all.Ports[i].Subsystems), link)
+			}
+		}
+	}
+	return all, namesOf(other.Subsystems)
 }
 
 // socketOf is where a portal is, whatever it is called.

@@ -98,7 +98,7 @@ func (w *listedWorld) serve(subsystems ...block.NQN) {
 		})
 		c.Ports[0].Subsystems = append(c.Ports[0].Subsystems, nvmet.LinkTo(n))
 	}
-	w.lists.serve(w.Context(), c)
+	w.lists.serve(w.Context(), c, nvmet.Config{})
 }
 
 func (w *listedWorld) dial(n block.NQN) (*nvmehost.Controller, error) {

@@ -32,8 +32,12 @@ type seen struct {
 	// listed are the subsystems whose hosts can take checkpoints of lists of writes.
 	listed []block.NQN
 
-	// replacing are the exports that are to be replaced, and the controller ids of their successors.
-	replacing map[block.NQN]nvmet.ControllerIDs
+	// replacing are the exports that are being replaced, and by what.
+	replacing map[block.NQN]nvmet.Replacing
+	// asks reports whether hosts can ask that their exports change hands, and patient whether one of them still
+	// has time for that.
+	asks    bool
+	patient func(block.NQN) bool
 
 	// busy reports whether a call on a subsystem is still in the kernel; it is set when exports is.
 	busy func(block.NQN) bool
@@ -76,6 +80,9 @@ type plan struct {
 	orders     []order
 	exports    nvmet.Config      // as nvmet should be
 	process    nvmet.Config      // as what this process exports beside nvmet should be
+	asked      nvmet.Config      // about which hosts are answered though the kernel has none of it
+	between    []nvmet.Subsystem // that change hands: they have ended, or are about to, and begin elsewhere
+	awaiting   []block.NQN       // that change hands with others, whose hosts have not asked yet
 	paths      map[block.NQN]int // controllers that a host may have; 1 if it is not listed
 	resizes    []resize
 	problems   []problem

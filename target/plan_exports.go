@@ -31,6 +31,7 @@ func (p *planner) floor(v block.VolumeID) block.Epoch {
 func (p *planner) exports() {
 	for _, portal := range p.portals {
 		p.plan.exports.Ports = append(p.plan.exports.Ports, nvmet.Port{Portal: portal})
+		p.plan.asked.Ports = append(p.plan.asked.Ports, nvmet.Port{Portal: portal})
 	}
 	if p.seen.beside {
 		for _, portal := range processPortals(p.portals) {
@@ -53,8 +54,8 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		p.problem(object, exporting, "epoch %d is over; %d is admitted", e.epoch, floor)
 		return
 	}
-	if p.moves(e) {
-		p.problem(object, exporting, "it is still served in another place, as before a change of the target's data path")
+	if p.changeHands(&e) {
+		p.ends(e)
 		return
 	}
 	by := p.part(&e)
@@ -64,7 +65,12 @@ func (p *planner) export(e wantedExport, taken map[block.LegID]block.NQN) {
 		old, exists = p.seen.exports.Subsystem(s.NQN)
 	}
 	p.identify(e, &s, old)
-	if s.Namespaces = p.namespaces(e, old, taken); !exists && (len(s.Namespaces) == 0 || p.undecidedIn(e)) {
+	s.Namespaces = p.namespaces(e, old, taken)
+	if !exists && p.between(e) && len(s.Namespaces) < len(e.namespaces) {
+		p.ends(e)
+		return
+	}
+	if !exists && (len(s.Namespaces) == 0 || p.undecidedIn(e)) {
 		return
 	}
 	c := nvmet.Config{Subsystems: []nvmet.Subsystem{s}}
@@ -91,7 +97,7 @@ func (p *planner) undecidedIn(e wantedExport) bool {
 // part is the part of the plan to which an export belongs. nvmet has no read-only namespaces and refuses read-only
 // devices, so there all exports are writable.
 func (p *planner) part(e *wantedExport) *nvmet.Config {
-	if p.seen.beside && e.GetProcess() {
+	if p.seen.beside && e.inProcess() {
 		return &p.plan.process
 	}
 	e.readOnly = e.readOnly && p.seen.readOnly
@@ -141,8 +147,8 @@ func (p *planner) identify(e wantedExport, s *nvmet.Subsystem, old nvmet.Subsyst
 	if old.IDs().Successor() {
 		ids = old.IDs()
 	}
-	if next, asked := p.seen.replacing[s.NQN]; asked {
-		ids = next
+	if next, asked := p.seen.replacing[s.NQN]; asked && !e.stays {
+		ids = next.IDs
 		for _, w := range e.namespaces {
 			if cause := p.notYet(e, w); cause != "" && len(old.Namespaces) > 0 {
 				p.problem("export "+e.GetNqn(), "replace", "leg %v: %s", w.leg, cause)

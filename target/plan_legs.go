@@ -204,8 +204,7 @@ func (p *planner) base(w wantedLeg, d driveSeen, record *pb.LegLabel, report *pb
 	tree, open := d.trees[record.GetTreeId()]
 	wanted := drive.Based(w) && (record.GetTreeId() == w.GetTreeId() || record.GetTreeId() == "")
 	switch {
-	case p.seen.beside && drive.Based(record) != wanted: // the leg would change hands
-		p.problem(legKey(w.id), "give it a tree, or take that away", "only a target with `--datapath user` does that")
+	case p.seen.beside && !p.processHas(w.id): // the kernel has it, or is about to let go of it
 	case drive.Based(record) && !wanted:
 		p.unbase(w, tree, order, report)
 	case drive.Based(record) || open: // its hosts leave the tree first

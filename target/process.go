@@ -7,6 +7,8 @@ import (
 	"errors"
 	"maps"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
@@ -235,6 +237,12 @@ func merged(a, b nvmet.Config) nvmet.Config {
 // inKernel reports whether a mapped leg is in the kernel, where legs do not depend on a tree that is open.
 func (p *planner) inKernel(s dm.State) bool { return p.seen.beside && !userspace.Ours(s.Number) }
 
+// processHas reports whether the process has mapped a leg.
+func (p *planner) processHas(id block.LegID) bool {
+	s, mapped := p.seen.mapped[id]
+	return mapped && userspace.Ours(s.Number)
+}
+
 // kernels reports whether the kernel is to serve a leg, and not the process beside it.
 func (p *planner) kernels(w wantedLeg) bool { return p.seen.beside && !w.GetProcess() }
 
@@ -245,23 +253,103 @@ func (p *planner) misplaced(w wantedLeg, s dm.State) bool {
 		len(exporters(*p.seen.exports, p.legPath(w.id, false), p.legPath(w.id, true))) == 0
 }
 
-// moves reports whether an export is still there in the other part: it ends there first.
-func (p *planner) moves(e wantedExport) bool {
-	if !p.seen.beside || p.seen.exports == nil {
+// An export changes hands when the first snapshot of a plain leg is to be taken, since only the process can have the
+// leg in a tree, and back when the leg is plain again. It ends in one part, which waits for what is in the drives,
+// before it begins in the other, so no write of the old connection lands after one of the new. In between its host
+// waits. So that this is short, the host is asked to choose the time: told of other portals, it asks for the change
+// beside the kernel (lists.offer), and gets its answer when it can connect there.
+
+// changeAfter is how long an export waits for its host before it changes hands. A host that has lost its path asks at
+// once, too; one without an agent that runs keeps its path for so long, and by then the manager has given up the
+// snapshot for which the leg was to change.
+const changeAfter = 2 * time.Minute
+
+// partOf is the part of the node that serves an export; SamePart if none does.
+func (s seen) partOf(n block.NQN) block.ServedBy {
+	if s.beside && s.exports != nil {
+		if _, there := s.kernel.Subsystem(n); there {
+			return block.InKernel
+		}
+		if _, there := s.process.Subsystem(n); there {
+			return block.InProcess
+		}
+	}
+	return block.SamePart
+}
+
+// wantedPart is the part that an export is for.
+func (e wantedExport) wantedPart() block.ServedBy {
+	if e.GetProcess() {
+		return block.InProcess
+	}
+	return block.InKernel
+}
+
+// changes reports whether an export is there in the other part than that which is to have it.
+func (s seen) changes(e wantedExport) bool {
+	has := s.partOf(block.NQN(e.GetNqn()))
+	return has != block.SamePart && has != e.wantedPart()
+}
+
+// changeHands reports whether an export ends now in the part that has it. If it is to change and its time has not
+// come, it stays.
+func (p *planner) changeHands(e *wantedExport) (ends bool) {
+	n := block.NQN(e.GetNqn())
+	_, asked := p.seen.replacing[n]
+	changes := p.seen.changes(*e)
+	if (changes || asked || e.GetProcess()) && p.seen.asks {
+		// A host may ask at any time, also for what it does not know to be done, and the connection on which it
+		// has asked is not to end.
+		offer(&p.plan.asked, e.subsystem(), *e)
+	}
+	if !changes {
 		return false
 	}
-	other := p.seen.process
-	if e.GetProcess() {
-		other = p.seen.kernel
+	ready := !slices.ContainsFunc(e.namespaces, func(w wantedNamespace) bool { return p.notYet(*e, w) != "" })
+	if p.awaited(*e) {
+		p.plan.awaiting = append(p.plan.awaiting, n)
+		ready = false
 	}
-	_, there := other.Subsystem(block.NQN(e.GetNqn()))
-	return there
+	if p.seen.asks && p.seen.patient(n) && !(asked && ready) {
+		e.stays = true
+		return false
+	}
+	p.problem("export "+e.GetNqn(), exporting, "it is still served by %v", p.seen.partOf(n))
+	return true
+}
+
+// awaited reports whether another host has a leg of an export, and has still time to ask: the leg is in one part as a
+// whole, so this host would wait for that one.
+func (p *planner) awaited(e wantedExport) bool {
+	return slices.ContainsFunc(p.want.exports, func(o wantedExport) bool {
+		n := block.NQN(o.GetNqn())
+		_, asked := p.seen.replacing[n]
+		shares := slices.ContainsFunc(o.namespaces, func(w wantedNamespace) bool {
+			return slices.ContainsFunc(e.namespaces, func(x wantedNamespace) bool { return x.leg == w.leg })
+		})
+		return n != block.NQN(e.GetNqn()) && shares && !asked && p.seen.changes(o) && p.seen.patient(n)
+	})
+}
+
+// between reports whether an export changes hands and is to be whole when its host finds it again.
+func (p *planner) between(e wantedExport) bool {
+	_, asked := p.seen.replacing[block.NQN(e.GetNqn())]
+	return asked && p.seen.patient(block.NQN(e.GetNqn()))
+}
+
+// ends notes an export that has ended in one part and is not there in the other yet: it has not been given up.
+func (p *planner) ends(e wantedExport) {
+	s := e.subsystem()
+	for _, w := range e.namespaces {
+		s.Namespaces = append(s.Namespaces, nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true})
+	}
+	p.plan.between = append(p.plan.between, s)
 }
 
 // elsewhere says that a leg is still mapped in the other part than that which is to export it; empty if not.
 func (p *planner) elsewhere(e wantedExport, w wantedNamespace) string {
-	if s, mapped := p.seen.mapped[w.leg]; mapped && p.seen.beside && userspace.Ours(s.Number) != e.GetProcess() {
-		return "it is still mapped in another place, as before a change of the target's data path"
+	if s, mapped := p.seen.mapped[w.leg]; mapped && p.seen.beside && userspace.Ours(s.Number) != e.inProcess() {
+		return "it is still mapped in another place"
 	}
 	return ""
 }

@@ -40,6 +40,7 @@ type reconciler struct {
 
 	openLists func() *lists // is called once; nil: it was, or there are none
 	replace   *nvmet.Replacements
+	changing  map[block.NQN]changing
 
 	left     bool             // the data path of an earlier agent is empty
 	cluster  block.ClusterID  // of what is exported
@@ -98,6 +99,7 @@ func (r *reconciler) round(ctx context.Context) bool {
 		r.agent.obeyed(message.GetClusterId(), why)
 	}
 	want = want.noted(r.agent.newest, message)
+	r.beginReplacing(&s, want)
 	p := makePlan(s, want, r.legDir, r.agent.config.Portals)
 	p.problems = append(p.problems, problems...)
 	if want.cluster.IsZero() {
@@ -143,6 +145,9 @@ func (r *reconciler) beginLists() {
 	r.lists.offer(r.replace.Ask)
 }
 
+// asks reports whether hosts can ask that their exports change hands, now or as soon as the lists are opened.
+func (r *reconciler) asks() bool { return r.lists != nil || r.openLists != nil }
+
 // nothingLeft reports whether the data path is empty, for good: an export that is being replaced comes back.
 func (r *reconciler) nothingLeft(s seen) bool {
 	return s.exportsNothing() && r.replace.None() && r.jobs.none()
@@ -159,21 +164,76 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	if s.exports == nil || ctx.Err() != nil {
 		return false
 	}
-	r.lists.serve(ctx, p.exports) // before hosts can write, and withdrawn before they cannot
-	steps := nvmet.Diff(*s.kernel, p.exports)
-	r.replace.Settle(*s.kernel, p.exports, steps)
+	r.lists.serve(ctx, p.exports, p.asked) // before hosts can write, and withdrawn before they cannot
+	steps, own := nvmet.Diff(*s.kernel, p.exports), []nvmet.Step(nil)
+	if s.process != nil {
+		own = nvmet.Diff(*s.process, p.process)
+	}
+	r.replace.Settle(*s.exports, merged(p.exports, p.process), slices.Concat(steps, own), p.undecided())
 	if set := r.agent.kernel.paths; set != nil {
 		set(p.paths)
 	}
 	done := r.change(ctx, &r.exports, steps)
 	if s.process != nil {
-		done += r.change(ctx, r.process, nvmet.Diff(*s.process, p.process))
+		done += r.change(ctx, r.process, own)
 	}
 	if done > 0 {
 		r.agent.log.Info("exports changed", "steps", done, "failed", len(r.failures))
 		return true // a namespace to revalidate may be gone now
 	}
 	return r.revalidate(ctx, s, p.resizes)
+}
+
+// beginReplacing begins the replacements that hosts have asked for, as far as the wanted state lets them.
+func (r *reconciler) beginReplacing(s *seen, want wanted) {
+	if s.exports == nil {
+		return
+	}
+	s.replacing = r.replace.Begin(*s.exports, func(n block.NQN) (has, to block.ServedBy) {
+		if i := slices.IndexFunc(want.exports, func(e wantedExport) bool { return e.GetNqn() == string(n) }); i >= 0 && s.beside {
+			return s.partOf(n), want.exports[i].wantedPart()
+		}
+		return
+	})
+	now, all := time.Now(), map[block.NQN]changing{}
+	for _, e := range want.exports {
+		n := block.NQN(e.GetNqn())
+		was, changes := r.changing[n]
+		_, replaced := s.replacing[n]
+		if ended := s.partOf(n) == block.SamePart; s.changes(e) || changes && replaced && ended {
+			if !changes || was.ended != ended {
+				was = changing{now, ended}
+				time.AfterFunc(changeAfter, func() { poke(r.agent.wake) })
+			}
+			all[n] = was
+		}
+	}
+	r.changing = all
+	s.patient = func(n block.NQN) bool { c, changes := all[n]; return changes && now.Sub(c.since) < changeAfter }
+}
+
+// changing is an export that changes hands: it waits for its host, or has ended in one part and is not there in the
+// other one yet.
+type changing struct {
+	since time.Time
+	ended bool
+}
+
+// undecided are the exports that change hands, and have neither done so nor failed.
+func (p *plan) undecided() map[block.NQN]bool {
+	names := namesOf(p.between)
+	for _, n := range p.awaiting {
+		names[n] = true
+	}
+	return names
+}
+
+func namesOf(all []nvmet.Subsystem) map[block.NQN]bool {
+	names := map[block.NQN]bool{}
+	for _, s := range all {
+		names[s.NQN] = true
+	}
+	return names
 }
 
 // change does steps in one of the two trees, and returns how many were done.
@@ -228,8 +288,8 @@ func (r *reconciler) observe(ctx context.Context, devices []*pb.Device, drives m
 	}
 	if s.exports != nil {
 		r.sizes.forget(*s.exports)
-		s.replacing = r.replace.Begin(*s.kernel)
 	}
+	s.asks = r.asks()
 	s.knownSize = func(x exportedNamespace) block.Size { return r.sizes[x] }
 	return s, problems
 }
@@ -308,6 +368,7 @@ func (r *reconciler) publish(s seen, p plan) {
 	report.Generation = r.reached
 	if s.beside { // managers of earlier versions would send hosts to the kernel if the rest were said
 		report.ProcessPortals = pbPortals(processPortals(r.agent.config.Portals))
+		report.PlainSnapshots = r.asks()
 	} else {
 		thin := r.agent.kernel.thin
 		report.Thin, report.Snapshots, report.PlainSnapshots, report.Copies = thin, thin, thin, thin

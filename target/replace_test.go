@@ -45,7 +45,7 @@ func replacing(t *testing.T, f func(t *testing.T, w *world, ask func() error)) {
 		f(t, w, func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			return last.replace(ctx, firstExport)
+			return last.replace(ctx, firstExport, block.SamePart)
 		})
 	})
 }
@@ -198,7 +198,7 @@ func TestAnExportThatIsBeingReplacedIsReported(t *testing.T) {
 		for replaced, want := range map[bool][]string{false: nil, true: {legID(1).String()}} {
 			r, now := &pb.TargetReport{}, seen{exports: &nvmet.Config{}, busy: func(block.NQN) bool { return false }}
 			if replaced {
-				now.replacing = map[block.NQN]nvmet.ControllerIDs{firstExport: nvmet.HighIDs}
+				now.replacing = map[block.NQN]nvmet.Replacing{firstExport: {IDs: nvmet.HighIDs}}
 			}
 			fillReport(r, now, plan{exports: nvmet.Config{Subsystems: []nvmet.Subsystem{s}}}, w.root+"/dev/weft/leg", nil)
 			var got []string
@@ -303,13 +303,13 @@ func TestACrashDuringAReplacementIsMadeGood(t *testing.T) {
 func TestHostsAskBesideTheKernelForAReplacement(t *testing.T) {
 	w := newListedWorld(t)
 	c := w.controllerOf(t, w.nqn)
-	if c.Replacer() || c.Replace(t.Context()) == nil {
+	if c.Replacer() || c.Replace(t.Context(), block.SamePart) == nil {
 		t.Error("where nothing can be replaced, it is offered or done")
 	}
 	c.Cut()
 	asked := make(chan block.NQN, 1)
 	answer := make(chan error, 1)
-	w.lists.offer(func(_ context.Context, n block.NQN) error { asked <- n; return <-answer })
+	w.lists.offer(func(_ context.Context, n block.NQN, _ block.ServedBy) error { asked <- n; return <-answer })
 	w.serve()
 	w.serve(w.nqn)
 	c = w.controllerOf(t, w.nqn)
@@ -317,18 +317,18 @@ func TestHostsAskBesideTheKernelForAReplacement(t *testing.T) {
 		t.Fatal("it is not offered")
 	}
 	answer <- nil
-	if err := c.Replace(t.Context()); err != nil || <-asked != w.nqn {
+	if err := c.Replace(t.Context(), block.SamePart); err != nil || <-asked != w.nqn {
 		t.Errorf("replace: %v", err)
 	}
 	answer <- errors.New("a drive hangs")
-	if err := c.Replace(t.Context()); err == nil || !strings.Contains(err.Error(), "internal error") {
+	if err := c.Replace(t.Context(), block.SamePart); err == nil || !strings.Contains(err.Error(), "internal error") {
 		t.Errorf("replace that fails: %v, want an internal error", err)
 	}
 	<-asked
 	w.ids = nvmet.HighIDs
 	w.serve(w.nqn)
 	answer <- nil
-	if err := c.Replace(t.Context()); err != nil {
+	if err := c.Replace(t.Context(), block.SamePart); err != nil {
 		t.Errorf("with other ids in the kernel: %v", err)
 	}
 	if got := c.Session(); got != 1 {

@@ -53,11 +53,18 @@ func fillReport(report *pb.TargetReport, s seen, p plan, legDir string, zeroed m
 		}
 	}
 	// The manager takes an export that is not there for one that was given up.
-	for n := range s.replacing {
-		next, wanted := p.exports.Subsystem(n)
-		if _, exists := s.exports.Subsystem(n); wanted && !exists {
-			report.Exports = append(report.Exports, exportReport(next, s, p.exports, legDir))
+	missing := func(next nvmet.Subsystem) {
+		if _, exists := s.exports.Subsystem(next.NQN); !exists {
+			report.Exports = append(report.Exports, exportReport(next, s, want, legDir))
 		}
+	}
+	for n := range s.replacing {
+		if next, wanted := want.Subsystem(n); wanted {
+			missing(next)
+		}
+	}
+	for _, next := range p.between {
+		missing(next)
 	}
 	report.Exports = sortedBy(report.Exports, (*pb.ExportReport).GetNqn)
 }

@@ -45,9 +45,13 @@ type wantedExport struct {
 	host       block.NQN
 	keys       nvmet.Keys // zero: it proves nothing
 	readOnly   bool
+	stays      bool // in the other part than that which is to have it
 	namespaces []wantedNamespace
 	*pb.WantedExport
 }
+
+// inProcess reports whether the export belongs to the process beside the kernel now.
+func (e *wantedExport) inProcess() bool { return e.GetProcess() != e.stays }
 
 type wantedNamespace struct {
 	nsid uint32

@@ -57,10 +57,7 @@ func (b *Beside) Replaces() bool {
 func (b *Beside) ask() {
 	ctx, cancel := context.WithTimeout(context.Background(), connectTimeout)
 	defer cancel()
-	c, err := b.pool.connect(ctx, b.where)
-	if err == nil && c.Session() == 0 { // it was lost: is anybody still there?
-		c, err = b.pool.connectAnew(ctx, b.where)
-	}
+	c, err := b.pool.connected(ctx, b.where)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asking, b.asked = false, time.Now()
@@ -72,20 +69,24 @@ func (b *Beside) ask() {
 	}
 }
 
-// Replace has the host's controllers in the kernel ended. When it returns nil, their commands have left the
-// drives, and the host can connect anew. The agent is asked through the portal to which the host is about to
-// connect: another one may be silent.
-func (b *Beside) Replace(ctx context.Context, through block.Portal) error {
+// Replace has the host's controllers ended. When it returns nil, their commands have left the drives, and the host
+// can connect to the part of the target that serves the subsystem from then on. The agent is asked beside a portal of
+// the kernel's: the one to which the host is about to connect, since another one may be silent, or on which it is.
+func (b *Beside) Replace(ctx context.Context, through block.Portal, by block.ServedBy) error {
 	w := b.where
 	w.Portals = append([]block.Portal{through}, slices.DeleteFunc(slices.Clone(w.Portals), func(p block.Portal) bool { return p.HostPort() == through.HostPort() })...)
-	c, err := b.pool.connectAnew(ctx, w)
+	connect := b.pool.connectAnew
+	if by != block.SamePart { // nothing is known to be silent
+		connect = b.pool.connected
+	}
+	c, err := connect(ctx, w)
 	if err != nil {
 		return fmt.Errorf("ask beside the target of %s: %w", w.Subsystem, err)
 	}
 	b.heard.Store(true)
 	b.works(time.Now())
 	defer b.works(time.Time{})
-	return c.Replace(ctx)
+	return c.Replace(ctx, by)
 }
 
 func (b *Beside) works(since time.Time) {
@@ -101,6 +102,15 @@ func (b *Beside) Heard() bool {
 	works := !b.reached.IsZero() && time.Since(b.reached) < workPatience
 	b.mu.Unlock()
 	return b.heard.Swap(false) || works
+}
+
+// connected is connect, and connectAnew if that connection was lost: is anybody still there?
+func (p *Pool) connected(ctx context.Context, w Where) (*host.Controller, error) {
+	c, err := p.connect(ctx, w)
+	if err == nil && c.Session() == 0 {
+		return p.connectAnew(ctx, w)
+	}
+	return c, err
 }
 
 // connectAnew is connect without the connection that there was, which may lead through a silent portal.

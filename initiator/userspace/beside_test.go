@@ -94,8 +94,8 @@ func (k *kernelTarget) dial(ctx context.Context, network, address string) (net.C
 	return conn, err
 }
 
-func (k *kernelTarget) replace(context.Context) error {
-	k.did("replace")
+func (k *kernelTarget) replace(_ context.Context, by block.ServedBy) error {
+	k.did("replace" + map[block.ServedBy]string{block.InProcess: " by the process's"}[by])
 	k.mu.Lock()
 	slow := k.slow
 	k.mu.Unlock()

@@ -71,6 +71,10 @@ type connection interface {
 	// has waited for so long that the target must have ended it.
 	Move(to block.Portal, waited bool)
 
+	// Change has the target's subsystem change to another part, beside a portal of the kernel's. When it
+	// returns nil the connection has ended, or will, and goes on there after a Move that has waited.
+	Change(ctx context.Context, through block.Portal, by block.ServedBy) error
+
 	// Cut ends it at once: pending I/O fails, and no more of it is sent.
 	Cut()
 
@@ -92,10 +96,14 @@ type reach struct {
 	asked   int       // since it has been mute
 	watched bool      // it is looked at again after watchEvery
 
-	live     bool // at the last look
-	answered bool // it has been live since it was connected or moved
-	closing  bool // it is being disconnected
-	greeted  bool // while it is not live: something has come back since it was live or moved
+	live      bool      // at the last look
+	answered  bool      // it has been live since it was connected or moved
+	closing   bool      // it is being disconnected
+	changed   bool      // to that where it is
+	changing  bool      // its target is asked to change it to another part
+	changes   time.Time // not before that it is asked again
+	unchanged string    // why it has not changed, as was logged
+	greeted   bool      // while it is not live: something has come back since it was live or moved
 }
 
 // look notes whether anything has come back. Of the time between two looks, only as much counts as
@@ -210,6 +218,10 @@ func (k *Keeper) move(o volume.Move) {
 	if r == nil || r.connection == nil || r.closing {
 		return
 	}
+	if o.By != block.SamePart {
+		k.change(r, o)
+		return
+	}
 	now := time.Now()
 	if o.Silent > 0 {
 		level := slog.LevelDebug // the next attempt of the same outage
@@ -221,12 +233,50 @@ func (k *Keeper) move(o volume.Move) {
 	} else {
 		k.log.Info("moving to the portal of choice", "path", o.Path.String(), "to", o.To.String())
 	}
+	k.rename(r, o, now)
+	r.changed = false
+	r.connection.Move(o.To, !o.Replaces)
+}
+
+// rename files a connection that moves under its new portal.
+func (k *Keeper) rename(r *reach, o volume.Move, now time.Time) {
 	delete(k.conns, o.Path)
 	to := volume.Path{Subsystem: o.Subsystem, Portal: o.To}
 	delete(k.tries, to)
 	k.conns[to] = r
 	r.moved, r.looks, r.live, r.answered, r.greeted = now, 0, false, false, false
-	r.connection.Move(o.To, !o.Replaces)
+}
+
+// isChanging reports whether the connection changes to another part of its target: until that has answered, the
+// connection has been made there, and the legs have answered on it, which have been silent since before.
+func (r *reach) isChanging(now time.Time) bool {
+	return r.changing || r.changed && now.Sub(r.moved) < changingFor
+}
+
+// change has a target's subsystem change to another part, and then continues the connection there. It goes on where
+// it is until the target has answered.
+func (k *Keeper) change(r *reach, o volume.Move) {
+	if r.changing || time.Now().Before(r.changes) {
+		return
+	}
+	r.changing = true
+	k.log.Info("the leg changes hands", "path", o.Path.String(), "to", o.To.String(), "by", o.By.String())
+	go func() {
+		err := r.connection.Change(context.Background(), o.KernelPortal(), o.By)
+		k.Tell(func() {
+			r.changing, r.changes = false, time.Now().Add(keeper.RetryInterval)
+			switch {
+			case err != nil && err.Error() != r.unchanged:
+				r.unchanged = err.Error()
+				k.log.Warn("the leg has not changed hands", "path", o.Path.String(), "err", err)
+			case err != nil: // again
+			case k.conns[o.Path] == r && !r.closing:
+				k.rename(r, o, time.Now())
+				r.changed = true
+				r.connection.Move(o.To, true)
+			}
+		})
+	}()
 }
 
 // cut ends a connection at once.

@@ -3,6 +3,8 @@
 package userspace
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -218,6 +220,46 @@ func TestAPathFollowsThePortalsOfItsTarget(t *testing.T) {
 			t.Error("the write was not acknowledged")
 		}
 		w.expect("after the change", "move to t0-c")
+	})
+}
+
+// atPort has a leg reached at the port of the part that serves it.
+func atPort(l *volume.Link, port uint16) {
+	for i := range l.Portals {
+		l.Portals[i].Port = port
+	}
+}
+
+// A leg of which a snapshot is to be taken changes from the kernel to the process of its target, and back later. The
+// host follows it on the network on which it is, once the target has answered.
+func TestAPathFollowsALegThatChangesHands(t *testing.T) {
+	railed(t, 1, 2, func(w *world) {
+		at := w.activeAt("t0")
+		for _, c := range []struct {
+			port uint16
+			by   block.ServedBy
+		}{{4422, block.InProcess}, {4420, block.InKernel}} {
+			w.mu.Lock()
+			w.changes = errors.New("not yet")
+			w.mu.Unlock()
+			done := w.write(4096, 7)
+			w.want(func(x *volume.Wanted) { atPort(&x.Links[0], c.port) })
+			asks := fmt.Sprintf("change to %v, asked beside %s:4420", c.by, at)
+			time.Sleep(time.Minute)
+			if got := slices.Compact(w.took()); !slices.Equal(got, []string{asks}) {
+				t.Errorf("while the target refuses: %q, want %q", got, asks)
+			}
+			w.mu.Lock()
+			w.changes = nil
+			w.mu.Unlock()
+			time.Sleep(time.Second)
+			w.expect("after the change", asks, "move to "+at)
+			if pending(done) || <-done != nil {
+				t.Error("the write was not acknowledged")
+			}
+		}
+		time.Sleep(time.Minute)
+		w.expect("later")
 	})
 }
 

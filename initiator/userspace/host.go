@@ -90,6 +90,12 @@ func (c *hostConnection) Replaces() (own, beside bool) {
 	return false, c.beside.Replaces()
 }
 
+func (c *hostConnection) Change(ctx context.Context, through block.Portal, by block.ServedBy) error {
+	ctx, cancel := context.WithTimeout(ctx, volume.ChangeWithin)
+	defer cancel()
+	return c.beside.Replace(ctx, through, by)
+}
+
 // Answered counts what has come from beside the target, too, while that ends the older controller.
 func (c *hostConnection) Answered() bool {
 	beside := c.beside.Heard()
@@ -105,7 +111,7 @@ func (c *hostConnection) replace(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, replaceTimeout)
 	defer cancel()
-	return c.beside.Replace(ctx, move.to)
+	return c.beside.Replace(ctx, move.to, block.SamePart)
 }
 
 // replaceTimeout is how long the agent beside a target may take to end a controller, before it is asked again.

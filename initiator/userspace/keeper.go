@@ -83,9 +83,12 @@ func (p *Path) capabilities() volume.Capabilities {
 func (p *Path) limits() volume.Limits {
 	return volume.Limits{
 		Window: p.cfg.Window, Lease: p.cfg.Lease, Mute: p.cfg.TargetPatience, Refused: refusedFor, FailOver: p.cfg.FailOver, Quiesce: volume.Quiesce,
-		Stuck: stuckIO, Connect: volume.ConnectPatience, Retry: volume.RetryLast,
+		Stuck: stuckIO, Moving: changingFor, Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 	}
 }
+
+// changingFor is how long a leg may be silent while it changes hands.
+const changingFor = 6 * time.Second
 
 // Left reports whether nothing is left that could still be detached cleanly.
 func (k *Keeper) Left() bool {

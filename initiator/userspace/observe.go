@@ -98,7 +98,8 @@ func (k *Keeper) observePaths(s *volume.Seen) {
 			}
 			seen.Silent, seen.Looks, seen.Answered, seen.Greeted = r.silent, r.looks, r.answered, r.greeted
 			own, beside := r.connection.Replaces()
-			seen.Replaces, seen.Stays = own || beside, beside
+			seen.Replaces, seen.Stays, seen.Changes = own || beside, beside, r.isChanging(s.Now)
+			seen.Moving = seen.Changes
 			seen.State = volume.PathSilent
 			if live {
 				seen.State = volume.PathLive

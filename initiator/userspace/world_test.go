@@ -58,6 +58,7 @@ type world struct {
 	wanted  *volume.Wanted
 	device  *fakeDevice
 	refused error         // what the manager answers to records
+	changes error         // what targets answer that are asked to change a subsystem to another part
 	deaf    chan struct{} // the manager does not answer until it is closed
 	slept   time.Duration // how long the machine was suspended
 }
@@ -352,6 +353,14 @@ func (c *fakeConn) Replaces() (own, beside bool) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return !c.w.nodes[c.node].keeps, false
+}
+
+// Change is what an agent beside the kernel's target does.
+func (c *fakeConn) Change(_ context.Context, through block.Portal, by block.ServedBy) error {
+	c.w.did("change to %v, asked beside %s", by, through.HostPort())
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.w.changes
 }
 
 // Move sends the I/O that was not answered again, through the other portal.

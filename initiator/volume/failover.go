@@ -168,7 +168,14 @@ func (p *planner) goBack() {
 	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
-		if l == nil || p.paths(l) > 1 || !path.mayGoBack() {
+		if l == nil || p.paths(l) > 1 {
+			continue
+		}
+		if to, by := p.changed(l, path.Portal); by != block.SamePart {
+			p.follow(Move{PathSeen: path, To: to, By: by})
+			continue
+		}
+		if !path.mayGoBack() {
 			continue
 		}
 		to, ok := p.home(l)
@@ -181,6 +188,46 @@ func (p *planner) goBack() {
 		case tried.OK:
 			p.do(Move{PathSeen: path, To: to.Portal})
 		}
+	}
+}
+
+// A target in the kernel serves from the agent's process what the kernel cannot, such as a leg of which a snapshot
+// is to be taken, at portals of its own. If a leg changes from one to the other, the manager names the other's
+// portals. The path works until the host asks, beside the kernel, that its export change too; the answer comes when
+// it has.
+
+// ChangeWithin is how long a target may take to have a leg change, before it is asked again. Meanwhile a leg may be
+// silent for as long as while its path moves.
+const ChangeWithin = 10 * time.Second
+
+// changed is where a leg's path goes on, and by whom it is served there; SamePart if the leg has not changed.
+func (p *planner) changed(l *Link, from block.Portal) (to block.Portal, by block.ServedBy) {
+	all := p.inTurn(l)
+	if from.Transport != block.TCP || slices.ContainsFunc(all, func(at block.Portal) bool { return at.HostPort() == from.HostPort() }) {
+		return to, block.SamePart
+	}
+	beside := func(kernel, process block.Portal) bool {
+		at, ok := kernel.Process()
+		return ok && kernel.Transport == block.TCP && at.HostPort() == process.HostPort()
+	}
+	for _, to := range all {
+		switch {
+		case beside(from, to):
+			return to, block.InProcess
+		case beside(to, from):
+			return to, block.InKernel
+		}
+	}
+	return to, block.SamePart
+}
+
+// follow has a path follow a leg that has changed. One that is silent is another matter, unless it has lost its
+// connection: that may be because the export has changed already. The target's answer promises then that nothing of
+// the old connection is left.
+func (p *planner) follow(m Move) {
+	works := m.Replaces && m.State == PathLive && m.Answered && m.PathSeen.Silent.IsZero() && !p.hangs(m.Subsystem)
+	if !m.Moving && (works || m.State == PathSilent) && p.seen(Path{m.Subsystem, m.To}).State != PathLive {
+		p.do(m)
 	}
 }
 

@@ -238,6 +238,50 @@ func TestAPathGoesBackToItsPortal(t *testing.T) {
 	}
 }
 
+// A leg changes from the kernel to the process of its target at the next portal but one, or back. Its path follows,
+// also one that has lost its connection: the leg may have changed without its host.
+func TestAPathFollowsItsLegToTheOtherPart(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(p *planner)
+		want   bool
+	}{
+		{"works", func(*planner) {}, true},
+		{"lost, by an agent that has asked nobody yet", func(p *planner) {
+			p.s.Paths[0].State, p.s.Paths[0].Replaces, p.s.Legs = PathSilent, false, nil
+		}, true},
+		{"silent", func(p *planner) { p.s.Paths[0].Silent = p.s.Now }, false},
+		{"of a target that keeps old controllers", func(p *planner) { p.s.Paths[0].Replaces = false }, false},
+		{"while a drive behind it hangs", func(p *planner) { p.s.Legs = nil }, false},
+		{"moves already", func(p *planner) { p.s.Paths[0].Moving = true }, false},
+		{"beside one that has followed", func(p *planner) {
+			p.s.Paths[0].State = PathSilent
+			p.s.Paths = append(p.s.Paths, PathSeen{Path: Path{p.s.Paths[0].Subsystem, p.w.Links[0].Portals[0]}, State: PathLive})
+		}, false},
+		{"over RDMA", func(p *planner) { p.s.Paths[0].Portal.Transport = block.RDMA }, false},
+		{"at a portal that is listed", func(p *planner) { p.w.Links[0].Portals = append(p.w.Links[0].Portals, p.s.Paths[0].Portal) }, false},
+	} {
+		for _, by := range []block.ServedBy{block.InProcess, block.InKernel} {
+			p, _ := back()
+			at := p.s.Paths[0].Portal
+			other, _ := at.Process()
+			if by == block.InKernel {
+				p.s.Paths[0].Portal, other = other, at
+			}
+			p.w.Links[0].Portals = []block.Portal{other}
+			c.change(p)
+			var want []string
+			if c.want {
+				want = []string{fmt.Sprintf("move %v to %v at %v", p.s.Paths[0].Path, by, other)}
+			}
+			p.goBack()
+			if got := p.moves(); !slices.Equal(got, want) {
+				t.Errorf("%s, %v: %q, want %q", c.name, by, got, want)
+			}
+		}
+	}
+}
+
 // Volumes begin at different rails, and so do the columns of a volume and the copies of a column.
 func TestRailsAreBalanced(t *testing.T) {
 	rails := func(node string) (all []block.Portal) {

@@ -97,6 +97,7 @@ func (p *planner) window(m *member) time.Duration {
 func (p *planner) absent(m *member) Loss {
 	switch {
 	case m.Link == nil: // it leaves in any case
+	case p.changes(m.Link.NQN):
 	case p.s.Legs[m.Leg].mute(p.s.Now, p.l.Mute) && p.unreachable(m):
 		return lost(NoAnswer, "its target has answered nothing for more than %v", p.l.Mute)
 	case p.refused(m.Link):
@@ -120,7 +121,7 @@ func (p *planner) unreachable(m *member) bool {
 // for as long as a restart of the target may take. That is no silence: nobody is there.
 func (p *planner) refused(l *Link) bool {
 	portals := p.inTurn(l)
-	return p.l.Refused > 0 && len(portals) > 0 && !slices.ContainsFunc(portals, func(portal block.Portal) bool {
+	return p.l.Refused > 0 && len(portals) > 0 && !p.changes(l.NQN) && !slices.ContainsFunc(portals, func(portal block.Portal) bool {
 		path := Path{l.NQN, portal}
 		r := p.s.Tried[path].Refused
 		return p.seen(path).State == PathLive || r.Last.Sub(r.First) < p.l.Refused || p.s.Now.Sub(r.Last) > refusalsLast

@@ -61,11 +61,13 @@ type (
 		Host   block.Host
 	}
 	// Move ends the connection of a path and continues through another portal, with all I/O. If
-	// Silent, the path has not answered for so long.
+	// Silent, the path has not answered for so long. By: the subsystem is to change to that part of its target
+	// first, which the host asks for, and stays where it is if that fails.
 	Move struct {
 		PathSeen
 		To     block.Portal
 		Silent time.Duration
+		By     block.ServedBy
 	}
 	// Try begins to find out whether a portal that is not in use can be reached.
 	Try struct{ Path }
@@ -179,8 +181,21 @@ type (
 	Abort struct{}
 )
 
-func (o Connect) String() string  { return "connect " + o.Path.String() }
-func (o Move) String() string     { return "move " + o.Path.String() + " to " + o.To.String() }
+// KernelPortal is the one of the two portals of a Move with By that is the kernel's, beside which the host asks.
+func (o Move) KernelPortal() block.Portal {
+	if o.By == block.InProcess {
+		return o.Portal
+	}
+	return o.To
+}
+
+func (o Connect) String() string { return "connect " + o.Path.String() }
+func (o Move) String() string {
+	if o.By != block.SamePart {
+		return "move " + o.Path.String() + " to " + o.By.String() + " at " + o.To.String()
+	}
+	return "move " + o.Path.String() + " to " + o.To.String()
+}
 func (o Try) String() string      { return "try " + o.Path.String() }
 func (o HoldIO) String() string   { return "hold I/O for " + o.For() }
 func (o ResumeIO) String() string { return "resume I/O" }

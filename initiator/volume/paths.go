@@ -248,6 +248,11 @@ func (p *planner) moving(n block.NQN) bool {
 	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.Subsystem == n && path.Moving })
 }
 
+// changes reports whether the legs of a subsystem change hands.
+func (p *planner) changes(n block.NQN) bool {
+	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.Subsystem == n && path.Changes })
+}
+
 // connecting reports whether an attempt to connect is under way.
 func (p *planner) connecting() bool {
 	return slices.ContainsFunc(p.s.Paths, func(path PathSeen) bool { return path.State == PathConnecting })

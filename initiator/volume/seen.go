@@ -62,6 +62,8 @@ type PathSeen struct {
 	Silent time.Time // since when nothing has come back on it, or since it was moved here then; zero: something has
 	// Moving: another connection to its target is being made in its place, or it is the new one.
 	Moving bool
+	// Changes: it moves because its leg changes hands, and its target may be silent or refuse meanwhile.
+	Changes bool
 	// Only where [Capabilities] has Moves, too:
 	Looks    int  // how often the host has looked since then; see EnoughLooks
 	Answered bool // it has been live since it was connected or moved here

@@ -160,6 +160,28 @@ func (p Portal) Process() (process Portal, ok bool) {
 	return p, p.Port > 1
 }
 
+// ServedBy is the part of a target in the kernel that serves a subsystem.
+type ServedBy uint32
+
+// The parts. Programs of earlier versions know SamePart alone, and take the others for it.
+const (
+	SamePart  ServedBy = iota // whichever it is
+	InProcess                 // the agent's process, at Portal.Process
+	InKernel
+)
+
+func (s ServedBy) String() string {
+	switch s {
+	case SamePart:
+		return "the same part"
+	case InProcess:
+		return "the process"
+	case InKernel:
+		return "the kernel"
+	}
+	return fmt.Sprintf("part %d", uint32(s))
+}
+
 // ParsePortal reads the form that String prints. The transport defaults to tcp and the port
 // to 4420.
 func ParsePortal(text string) (Portal, error) {

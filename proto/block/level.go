@@ -17,13 +17,16 @@ package block
 //	7  clones are flattened
 //	8  targets copy snapshots to drives that lack them
 //	9  targets in the kernel serve from a process beside it what the kernel cannot
+//	10 and their kernels serve snapshots and sealed volumes
+//	11 legs that are in use change from the one to the other, so that volumes that are not thin may have
+//	   snapshots there
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 10
+	KnownLevel Level = 11
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

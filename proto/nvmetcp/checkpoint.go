@@ -2,7 +2,11 @@
 
 package nvmetcp
 
-import "fmt"
+import (
+	"fmt"
+
+	"weft.dev/weft/proto/block"
+)
 
 // This file has Weft's own command and log page, with numbers that the standard leaves to
 // vendors: other controllers answer InvalidOpcode and InvalidLogPage. A controller keeps a
@@ -82,13 +86,18 @@ func ParseCheckpoint(c *Command) Checkpoint {
 	return Checkpoint{NSID: c.NSID(), Commit: c.CDW(10)&1 != 0, Token: le.Uint64(c[48:])}
 }
 
-// ReplaceCommand makes an AdminReplace command.
-func ReplaceCommand() Command {
+// ReplaceCommand makes an AdminReplace command. If the subsystem is to change to another part, nothing happens
+// before that is wanted of the node.
+func ReplaceCommand(by block.ServedBy) Command {
 	var c Command
 	c.SetOpcode(AdminReplace)
 	c.SetSGL(Transport(0))
+	c.SetCDW(10, uint32(by))
 	return c
 }
+
+// ReplacedBy is what an AdminReplace command was made with.
+func ReplacedBy(c *Command) block.ServedBy { return block.ServedBy(c.CDW(10)) }
 
 // WrittenHeaderSize is the length of a WrittenLog without its Regions.
 const WrittenHeaderSize = 64

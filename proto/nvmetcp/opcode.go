@@ -29,7 +29,8 @@ const (
 	AdminGetDifferences Opcode = 0xc2
 	// AdminReplace is Weft's own, to a controller that speaks for another target, such as the kernel's
 	// (Controller.Replacer). The answer says that this host's controllers of the subsystem there have
-	// ended, that their commands have left the devices, and that the host can connect there anew.
+	// ended, that their commands have left the devices, and that the host can connect there anew. CDW 10
+	// is the block.ServedBy that is to serve it from then on.
 	AdminReplace Opcode = 0xc3
 )
 

@@ -89,7 +89,7 @@ func (e *Exports) SetPaths(paths map[block.NQN]int) {
 
 // SetReplace says that the subsystems that are added from now on speak for another target, and how a
 // subsystem's controllers there are ended: see controller.SubsystemConfig.Replace.
-func (e *Exports) SetReplace(replace func(ctx context.Context, n block.NQN) error) {
+func (e *Exports) SetReplace(replace func(ctx context.Context, n block.NQN, by block.ServedBy) error) {
 	e.server.mu.Lock()
 	defer e.server.mu.Unlock()
 	e.server.replace = replace
@@ -120,10 +120,10 @@ type server struct {
 	ports      map[uint16]*openPort
 	spaces     map[spaceKey]*space
 	paths      map[block.NQN]int
-	replace    func(ctx context.Context, n block.NQN) error // nil: no other target serves the same
-	inherited  map[block.Portal]*inherited                  // not used yet
-	passed     []Controller                                 // not served yet
-	settled    chan struct{}                                // closed when they accept connections
+	replace    func(ctx context.Context, n block.NQN, by block.ServedBy) error // nil: no other target serves the same
+	inherited  map[block.Portal]*inherited                                     // not used yet
+	passed     []Controller                                                    // not served yet
+	settled    chan struct{}                                                   // closed when they accept connections
 }
 
 type spaceKey struct {
@@ -148,9 +148,9 @@ type openPort struct {
 func (s *server) AddSubsystem(c memfs.Subsystem) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var replace func(context.Context) error
+	var replace func(context.Context, block.ServedBy) error
 	if by := s.replace; by != nil {
-		replace = func(ctx context.Context) error { return by(ctx, c.NQN) }
+		replace = func(ctx context.Context, part block.ServedBy) error { return by(ctx, c.NQN, part) }
 	}
 	added, err := s.target.AddSubsystem(controller.SubsystemConfig{
 		Replace: replace,

@@ -385,3 +385,115 @@ func TestWhatTheProcessKeeps(t *testing.T) {
 		t.Error("the kernels are to serve what hosts write, or not what they only read")
 	}
 }
+
+// newHandsWorld has targets in the kernel, some with a portal for RDMA, and volumes that are not thin.
+func newHandsWorld(t *testing.T, rdma bool) *snapWorld {
+	w := newSnapWorldOf(t, 1, false)
+	for _, x := range w.targets {
+		x.says = func(r *TargetReport) {
+			besideKernel(r)
+			r.PlainSnapshots = true
+			if !rdma {
+				r.Portals = atKernel[1:]
+			}
+		}
+	}
+	w.settle()
+	return w
+}
+
+// reached is where a host reaches a volume's legs.
+func (w *snapWorld) reached(when string, volume block.VolumeName, want []block.Portal) {
+	w.t.Helper()
+	for _, l := range w.links(volume) {
+		if !slices.Equal(l.Portals, want) {
+			w.t.Errorf("%s, the leg of %s on %s is reached at %v, want %v", when, volume, l.Node, l.Portals, want)
+		}
+	}
+}
+
+// A leg that is not thin changes hands with its first snapshot, and back after the last one, while it is in use.
+func TestLegsThatAreNotThinChangeHandsForASnapshot(t *testing.T) {
+	w := newHandsWorld(t, false)
+	w.reached("at first", "db1", atKernel[1:])
+	w.mustBe(w.take("mon", "db1"))
+	w.settle()
+	if snap := w.volume("db1@mon"); snap.State != VolumeReady || len(snap.Legs) != 2 {
+		t.Fatalf("the snapshot is %+v", snap)
+	}
+	w.reached("with a snapshot", "db1", atProcess)
+	for node, by := range w.servedBy("db1") {
+		if by != byProcess {
+			t.Errorf("at %s: %s", node, by)
+		}
+	}
+	w.must(DeleteVolume{Volume: "db1@mon"})
+	w.settle()
+	w.reached("after the last snapshot", "db1", atKernel[1:])
+	for _, l := range w.volume("db1").Legs {
+		if l.Based || l.State != LegInSync {
+			t.Errorf("a leg is %+v", l)
+		}
+	}
+}
+
+// A host that may have a path over RDMA does not follow to the process, which has none.
+func TestALegWithAPathOverRDMADoesNotChangeHandsInUse(t *testing.T) {
+	w := newHandsWorld(t, true)
+	if err := w.take("mon", "db1"); err == nil || !strings.Contains(err.Error(), "may reach the target over RDMA") {
+		t.Errorf("a snapshot of a volume in use: %v", err)
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.mustBe(w.take("mon", "db1"))
+	w.settle()
+	w.must(Attach{Volume: "db1", Node: "c1"})
+	w.settle()
+	w.reached("with a snapshot", "db1", atProcess)
+	w.must(DeleteVolume{Volume: "db1@mon"})
+	w.settle()
+	w.reached("after the last snapshot", "db1", atProcess)
+	for _, l := range w.s.volumeView(w.volume("db1")).Legs {
+		if !strings.Contains(l.Reason, "goes back to the kernel later, since host c1") {
+			t.Errorf("the leg on %s: %q", l.Node, l.Reason)
+		}
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(Attach{Volume: "db1", Node: "c1"})
+	w.settle()
+	w.reached("attached anew", "db1", atKernel)
+}
+
+// Agents of earlier versions do not know how, and not every kernel has what hosts ask through.
+func TestLegsDoNotChangeHandsWhereThatIsNotKnown(t *testing.T) {
+	w := newHandsWorld(t, false)
+	w.s.level = handsLevel - 1
+	if err := w.take("mon", "db1"); err == nil || !strings.Contains(err.Error(), "the upgrade to level 11 is not finished") {
+		t.Errorf("before the level: %v", err)
+	}
+	w.s.level = handsLevel
+	for _, x := range w.targets {
+		before := x.says
+		x.says = func(r *TargetReport) { before(r); r.PlainSnapshots = false }
+	}
+	w.settle()
+	if err := w.take("mon", "db1"); err == nil || !strings.Contains(err.Error(), "a kernel that cannot list writes") {
+		t.Errorf("without lists of writes: %v", err)
+	}
+}
+
+// A store that is restored from a backup takes from the labels that legs have trees: the kernel cannot have them.
+func TestARestoredStoreKnowsThatLegsHaveTrees(t *testing.T) {
+	w := newHandsWorld(t, false)
+	before := w.s.Records()
+	w.mustBe(w.take("mon", "db1"))
+	w.settle()
+	w.lose("backup", before)
+	w.settle()
+	for _, l := range w.volume("db1").Legs {
+		if based, names, known := w.s.based(&l); known && (based || names) != l.Based {
+			t.Errorf("of the leg on %s the label says based %v, names a tree %v, and the record %v", l.Node, based, names, l.Based)
+		}
+	}
+}

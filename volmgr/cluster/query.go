@@ -247,7 +247,7 @@ func (s *State) legReason(v *Volume, l *Leg) string {
 	case l.Full:
 		return "writes to new places wait: its drive is full"
 	}
-	return cmp.Or(l.Reason, s.baseWaitsFor(l))
+	return cmp.Or(l.Reason, s.baseWaitsFor(v, l))
 }
 
 // health sums up the legs. A leg counts only while it is servable.

@@ -183,8 +183,13 @@ func (t *tx) settleRestored(id block.VolumeID) {
 	v.State = VolumeReady
 	t.adopt(v, q)
 	for i := range v.Legs {
-		if v.Legs[i].member() {
-			t.resume(v, v.Legs[i].ID, q)
+		l := &v.Legs[i]
+		// The backup may be from before the first snapshot, or after the last one.
+		if based, names, known := t.s.based(l); known && (based || names) && !l.mapped() {
+			l.Based = true
+		}
+		if l.member() {
+			t.resume(v, l.ID, q)
 		}
 	}
 	v.Holder = q.Holder(v.Holder)

@@ -427,7 +427,7 @@ func writers(o *Volume) (all []TakingHost) {
 func (t *tx) freezable(v, o *Volume, next *Taking) {
 	for i := range o.Legs {
 		l := &o.Legs[i]
-		if !l.trusted() || t.s.cannotSnapshot(l) != "" || t.s.asked[o.ID][l.ID] != "" {
+		if !l.trusted() || t.s.cannotSnapshot(o, l) != "" || t.s.asked[o.ID][l.ID] != "" {
 			continue
 		}
 		id, place := frozenLeg(v.ID, l.ID, next.Attempt, t.gen), v.freePlace(l.Node)
@@ -1163,7 +1163,7 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 		}
 		for i := range v.Legs {
 			if l := &v.Legs[i]; l.Based && l.State != LegDeleting {
-				e.Facts = append(e.Facts, fmt.Sprintf("%v: %s", l, s.baseWaitsFor(l)))
+				e.Facts = append(e.Facts, fmt.Sprintf("%v: %s", l, s.baseWaitsFor(v, l)))
 			}
 		}
 		if v.CloneOf != "" && (v.Flatten == nil || v.flattening()) {

@@ -436,8 +436,8 @@ func (l *Leg) sharedWith() block.UUID {
 	return l.ID.UUID
 }
 
-// cannotSnapshot says why no snapshot of a leg can be taken now; empty if one can.
-func (s *State) cannotSnapshot(l *Leg) string {
+// cannotSnapshot says why no snapshot of a volume's leg can be taken now; empty if one can.
+func (s *State) cannotSnapshot(v *Volume, l *Leg) string {
 	d := s.drives[l.Drive]
 	switch {
 	case !s.servable(l):
@@ -446,12 +446,24 @@ func (s *State) cannotSnapshot(l *Leg) string {
 		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version", l.Node)
 	case l.mapped():
 		return ""
+	case l.Based && len(s.nodes[l.Node].ProcessPortals) > 0: // its process has it already
+	case l.Kind == image.Plain && s.inKernelBefore(l.Node):
+		return fmt.Sprintf("target %s serves it through the kernel, and the upgrade to level %d is not finished", l.Node, handsLevel)
 	case l.Kind != image.Plain || !s.abilities(l.Node).plainSnapshots:
-		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or serves them through the kernel, without `--datapath user`", l.Node)
+		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or serves them through a kernel that cannot list writes, without `--datapath user`", l.Node)
+	case !l.Based && s.stays(v, l.Node) != "":
+		return fmt.Sprintf("target %s serves it through the kernel, and would have to serve it by its process: %s", l.Node, s.stays(v, l.Node))
 	case !l.Based && s.free(l.Drive) == 0 && s.reserve(d) == 0:
 		return fmt.Sprintf("%s has no free extent, of 256MiB, for what is written after the snapshot", d.object())
 	}
 	return ""
+}
+
+// inKernelBefore reports whether a target in the kernel could take snapshots of plain legs if the cluster's level were
+// higher.
+func (s *State) inKernelBefore(node block.NodeName) bool {
+	on := s.targets[node]
+	return s.level < handsLevel && s.level >= processLevel && on.report.PlainSnapshots && len(on.report.ProcessPortals) > 0
 }
 
 // neverSnapshots reports whether the target of a plain leg has said that it takes no snapshots of it.
@@ -491,7 +503,7 @@ func (s *State) cannotSnapshotColumn(v *Volume, column int) (why string) {
 		if !l.trusted() {
 			continue
 		}
-		if why = s.cannotSnapshot(l); why == "" {
+		if why = s.cannotSnapshot(v, l); why == "" {
 			return ""
 		}
 	}
@@ -529,7 +541,11 @@ func (s *State) baseWaits(o *Volume, x *Taking) (waits []string) {
 			continue
 		}
 		if based, _, _ := s.based(l); !based {
-			waits = append(waits, cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s to make room beside %v", l.Node, l)))
+			what := fmt.Sprintf("target %s to make room beside %v", l.Node, l)
+			if n := s.nodes[l.Node]; n != nil && len(n.ProcessPortals) > 0 {
+				what += ", or to take it over from its kernel, at its host's request"
+			}
+			waits = append(waits, cmp.Or(s.legWaitsFor(l), what))
 		}
 	}
 	return waits
@@ -635,14 +651,14 @@ func (t *tx) settleBase(id block.VolumeID, l *Leg) {
 		if alone {
 			fresh.FreedAt = t.gen
 		}
-	case l.Returning && known && !based && !names && t.s.targets[l.Node].status.Generation >= l.FreedAt:
+	case l.Returning && known && !based && !names && t.s.targets[l.Node].status.Generation >= l.FreedAt && t.s.stays(t.peek(id), l.Node) == "":
 		fresh := t.volume(id).leg(l.ID)
 		fresh.Based, fresh.Returning, fresh.FreedAt = false, false, 0
 	}
 }
 
 // baseWaitsFor says what goes on with a leg that has a tree; empty if it has none.
-func (s *State) baseWaitsFor(l *Leg) string {
+func (s *State) baseWaitsFor(v *Volume, l *Leg) string {
 	if !l.Based {
 		return ""
 	}
@@ -656,6 +672,9 @@ func (s *State) baseWaitsFor(l *Leg) string {
 		if left := on.legs.Get(l.ID).Returning; left > 0 {
 			return fmt.Sprintf("no snapshot needs it any more: it is copied back to its own place, %s are left", left.Short())
 		}
+	}
+	if based, names, known := s.based(l); known && !based && !names && s.stays(v, l.Node) != "" {
+		return "no snapshot needs it any more: it goes back to the kernel later, since " + s.stays(v, l.Node)
 	}
 	return "no snapshot needs it any more: it goes back to its own place"
 }

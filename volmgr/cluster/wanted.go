@@ -312,10 +312,36 @@ func (s *State) abilities(node block.NodeName) abilities {
 	}
 	r := on.report
 	if len(r.ProcessPortals) > 0 && s.level >= processLevel {
-		// A plain leg is the kernel's, and would change hands with its first snapshot.
-		return abilities{thin: true, integrity: true, snapshots: true, copies: true}
+		return abilities{thin: true, integrity: true, snapshots: true, plainSnapshots: r.PlainSnapshots && s.level >= handsLevel, copies: true}
 	}
 	return abilities{r.Thin, r.Integrity, r.Snapshots, r.PlainSnapshots, r.Copies}
+}
+
+// With its first snapshot a plain leg is found through a map, and changes hands from the kernel to the process, while
+// it is in use; and back when it is plain again.
+
+// handsLevel is the level from which on agents know how.
+const handsLevel block.Level = 11
+
+// stays says why a host that has a volume does not follow its legs on a node from the kernel to the process, or back;
+// empty if all do.
+func (s *State) stays(v *Volume, node block.NodeName) string {
+	n := s.nodes[node]
+	if n == nil || len(n.ProcessPortals) == 0 {
+		return "" // one part serves everything
+	}
+	rdma := slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport != block.TCP })
+	for _, a := range v.grants() {
+		switch on := s.initiators[a.Node]; {
+		case a.Stock:
+			return fmt.Sprintf("host %s, which has the volume, has no agent", a.Node)
+		case rdma:
+			return fmt.Sprintf("host %s, which has the volume, may reach the target over RDMA", a.Node)
+		case on == nil || !on.status.Online:
+			return fmt.Sprintf("the agent of host %s, which has the volume, does not report", a.Node)
+		}
+	}
+	return ""
 }
 
 // processAt records where a target serves from its process, and whether its kernel can have some of that.

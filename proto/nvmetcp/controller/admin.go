@@ -89,7 +89,7 @@ func (r *request) replaceElsewhere(a *association) {
 			case <-ctx.Done():
 			}
 		}()
-		if err := replace(ctx); err != nil {
+		if err := replace(ctx, nvmetcp.ReplacedBy(&r.cmd)); err != nil {
 			c.t.log.Warn("controllers are not replaced", "subsystem", a.sub.cfg.NQN, "host", a.host.NQN, "err", err)
 			r.finish(nvmetcp.InternalError)
 			return

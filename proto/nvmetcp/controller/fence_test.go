@@ -176,14 +176,14 @@ func TestAHostsNewControllerWaitsForItsOldOnesWrites(t *testing.T) {
 // A subsystem that speaks for another target has the host's controllers there ended. It offers that, and says how
 // it went; it gives up when the host has gone.
 func TestAHostHasItsControllersElsewhereReplaced(t *testing.T) {
-	replace := nvmetcp.ReplaceCommand()
+	replace := nvmetcp.ReplaceCommand(block.SamePart)
 	w := newWorld(t)
 	p := w.admin(hostA)
 	p.want(p.do(replace, nil, nil), nvmetcp.InvalidOpcode)
 
 	asked, answer := make(chan context.Context, 1), make(chan error, 1)
 	w = newWorld(t, func(_ *Config, s *SubsystemConfig) {
-		s.Replace = func(ctx context.Context) error {
+		s.Replace = func(ctx context.Context, _ block.ServedBy) error {
 			asked <- ctx
 			select {
 			case err := <-answer:

@@ -56,9 +56,9 @@ type SubsystemConfig struct {
 
 	// Replace is for a subsystem that speaks for another target, which serves the same hosts: it ends
 	// the host's controllers there, and returns when their commands have left the devices and the host
-	// can connect there anew. Nil: there is no such target. It is called while the host waits for
-	// nvmetcp.AdminReplace, and should return soon after ctx ends.
-	Replace func(ctx context.Context) error
+	// can connect to the part that serves the subsystem from then on. Nil: there is no such target. It is
+	// called while the host waits for nvmetcp.AdminReplace, and should return soon after ctx ends.
+	Replace func(ctx context.Context, by block.ServedBy) error
 }
 
 // NamespaceConfig describes a namespace.

@@ -391,9 +391,9 @@ func (c *Controller) Replacer() bool { return c.replacer.Load() }
 
 // Replace has the target for which the controller speaks end this host's controllers. After nil their
 // commands have left the devices, and the host can connect there anew. If ctx ends first, it may happen
-// later.
-func (c *Controller) Replace(ctx context.Context) error {
-	s, cmd := c.session.Load(), nvmetcp.ReplaceCommand()
+// later. by is the part of the node that is to serve the subsystem from then on, see nvmetcp.ReplaceCommand.
+func (c *Controller) Replace(ctx context.Context, by block.ServedBy) error {
+	s, cmd := c.session.Load(), nvmetcp.ReplaceCommand(by)
 	if s == nil {
 		return fmt.Errorf("replace the controllers of %s: %w", c.cfg.Subsystem, errLost)
 	}
