@@ -57,8 +57,9 @@ func TestScenarioPlainLegsChangeHands(t *testing.T) {
 	if err := b.Daemon(b.Targets[1]).Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(time.Second)
+	b.StartDaemon(b.Targets[1]) // the only copy of a volume may be there
 	progress(t, all)
-	b.StartDaemon(b.Targets[1])
 	healthy(b, all)
 	stale(t, b, all) // a process that is killed takes its exports with it
 

@@ -437,6 +437,23 @@ func TestLegsThatAreNotThinChangeHandsForASnapshot(t *testing.T) {
 	}
 }
 
+// A snapshot of a leg that is not thin sees that leg's extents, which targets do not pin for the kernel.
+func TestASnapshotOverABaseIsNotTheKernels(t *testing.T) {
+	w := newHandsWorld(t, false)
+	for _, x := range w.targets {
+		before := x.says
+		x.says = func(r *TargetReport) { before(r); r.KernelMaps = AbilityYes }
+	}
+	w.settle()
+	w.mustBe(w.take("mon", "db1"))
+	w.settle()
+	w.must(Attach{Volume: "db1@mon", Node: "c2"})
+	w.settle()
+	if v := w.volume("db1@mon"); len(v.InKernel) > 0 {
+		t.Errorf("it is to be served by the kernels of %v", v.InKernel)
+	}
+}
+
 // A host that may have a path over RDMA does not follow to the process, which has none.
 func TestALegWithAPathOverRDMADoesNotChangeHandsInUse(t *testing.T) {
 	w := newHandsWorld(t, true)

@@ -417,7 +417,17 @@ func (s *State) needsProcess(v *Volume, l *Leg, node block.NodeName) bool {
 			return true
 		}
 	}
-	return l.Node == node && (!l.frozen() || s.kernelRefusal(l) != "")
+	return l.Node == node && (!l.frozen() || s.overABase(l) || s.kernelRefusal(l) != "")
+}
+
+// overABase reports whether a leg may see the extents of a leg that is not thin. Targets do not pin these.
+func (s *State) overABase(l *Leg) bool {
+	for id := range s.inTree.Get(l.tree()).Keys() {
+		if base := s.volumes.Get(id).leg(block.LegID{UUID: l.tree()}); base != nil && base.Based {
+			return true
+		}
+	}
+	return false
 }
 
 // kernelRefusal is why the kernel of its target does not map a leg, as far as the target has said.
