@@ -72,6 +72,8 @@ func (b *bitmap) setBytes(r checkpoint.Range, shift uint) {
 	}
 }
 
+func (b *bitmap) has(i uint64) bool { return b.words[i/64].Load()>>(i%64)&1 == 1 }
+
 // copied returns a copy of the set, a bit for each region.
 func (b *bitmap) copied() []uint64 {
 	words := make([]uint64, len(b.words))
