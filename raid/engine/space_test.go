@@ -50,6 +50,13 @@ func (l *roomy) lacked() int {
 	return l.full
 }
 
+// left is for how many units it has space.
+func (l *roomy) left() int {
+	l.space.Lock()
+	defer l.space.Unlock()
+	return l.room
+}
+
 // keeps is how many writes are kept.
 func (l *roomy) keeps() int {
 	l.space.Lock()
@@ -299,6 +306,30 @@ func TestWhatALegWithoutSpaceIsNotGivenIsCopiedAgain(t *testing.T) {
 	})
 }
 
+// A region was put back at its second unit for lack of space, and then its first one is written without the
+// leg. The copy must not go on at the second one.
+func TestACopyDoesNotGoOnBehindWhatItsLegWasNotGiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, legs := roomyPair(t, plenty, 0)
+		legs[0].holding(0, fill(128<<10, 1))
+		legs[1].taken[0] = true
+		rebuilding(t, v, legs)
+		time.Sleep(10 * time.Second)
+		for i := range uint64(8) { // while the copy is tried, and while it is not
+			time.Sleep(300 * time.Millisecond)
+			if err := block.WriteAt(v, fill(4096, 10+i), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		legs[1].give(plenty)
+		time.Sleep(time.Minute)
+		if s := v.Status().Legs[0][1]; s.State != CaughtUp {
+			t.Fatalf("the leg is %v", s.State)
+		}
+		same(t, legs)
+	})
+}
+
 // A leg may have itself the space that it lacks: under what was deleted while it was away, or is now.
 func TestALegGetsSpaceFromWhatWasDeleted(t *testing.T) {
 	for name, deleted := range map[string]func(*testing.T, *Volume){
@@ -336,6 +367,31 @@ func TestALegGetsSpaceFromWhatWasDeleted(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What users delete frees space at once: the copy might come there only after all that it lacks space for.
+func TestDiscardsReachALegThatWaitsForSpace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, legs := roomyPair(t, plenty, 0)
+		legs[0].holding(0, fill(2<<20, 1))
+		legs[1].holding(0, fill(1<<20, 2))
+		rebuilding(t, v, legs)
+		time.Sleep(time.Minute)
+		if s := v.Status().Legs[0][1]; s.State != Rebuilding || !s.Short || legs[1].left() > 0 {
+			t.Fatalf("the leg is %v, short: %v, and has space for %d units", s.State, s.Short, legs[1].left())
+		}
+		if err := block.Do(v, &block.IO{Op: block.OpDiscard, Off: 0, Len: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if n := legs[1].left(); n != 16 {
+			t.Errorf("after a discard of 16 units, the leg has space for %d", n)
+		}
+		time.Sleep(time.Minute)
+		if s := v.Status().Legs[0][1]; s.State != CaughtUp {
+			t.Errorf("the leg is %v and misses %d regions", s.State, s.Dirty)
+		}
+		same(t, legs)
+	})
 }
 
 func TestWhatWaitsForSpaceEndsAtOnce(t *testing.T) {
