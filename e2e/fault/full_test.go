@@ -324,10 +324,12 @@ func TestACopyToAFullDriveWaits(t *testing.T) {
 	})
 }
 
-// Copies are made equal although no drive has any space: the next host has the volume at once, with all
-// copies in sync.
-func TestCopiesAreMadeEqualOnFullDrives(t *testing.T) {
+// A client dies while its writes are on one copy and wait for space on the other. The copies are made equal
+// although there is none: the next host has the volume at once, with both copies in sync.
+func TestCopiesAreMadeEqualOnAFullDrive(t *testing.T) {
 	mirrored(t, thin, func(m *mirror) {
+		m.attachedAndHealthy()
+		m.crowd()
 		var writers sync.WaitGroup
 		d := m.users.device("c1")
 		for i := range int64(hoarders) {
@@ -338,10 +340,8 @@ func TestCopiesAreMadeEqualOnFullDrives(t *testing.T) {
 			})
 		}
 		writers.Wait() // each has a write that waits
-		for _, l := range m.volume().GetLegs() {
-			if !l.GetFull() {
-				t.Fatalf("the leg on %s is not full", l.GetNode())
-			}
+		if a, b := m.leg(m.first), m.leg(m.second); a.GetFull() || !b.GetFull() {
+			t.Fatalf("the leg on %s is full: %v, and that on %s: %v", a.GetNode(), a.GetFull(), b.GetNode(), b.GetFull())
 		}
 		m.clients[0].kill()
 		began := time.Now()
