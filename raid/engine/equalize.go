@@ -324,7 +324,7 @@ func (ln *equalLane) done(err error) {
 	q.mu.Lock()
 	u, pause := ln.unit, time.Duration(0)
 	switch {
-	case errors.Is(err, block.ErrFull):
+	case errors.Is(err, block.ErrFull) && ln.writing:
 		pause = u.lacksSpace(ln.to)
 	case err != nil:
 		q.again = append(q.again, u)

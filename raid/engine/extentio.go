@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 
 	"weft.dev/weft/proto/block"
 )
@@ -464,6 +465,9 @@ func (s *legIO) answered(e *effects) {
 // for a lack of space: see space.go.
 func (s *legIO) failed(l *leg, err error, e *effects) {
 	p := s.p
+	if errors.Is(err, block.ErrFull) && !s.writes() { // else it would be waited for, for ever
+		err = fmt.Errorf("it answers what takes no space with %q", err.Error())
+	}
 	if s.gen == l.gen && !s.waitsForSpace(l, err) && !p.job.quiet(s, err) && !s.heals(err) {
 		e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
 	}

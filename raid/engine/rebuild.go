@@ -192,14 +192,14 @@ func (r *rebuild) pick(ln *lane) bool {
 }
 
 // goOn has a lane begin its region where an earlier one has put it back, unless the leg came to miss a
-// part of it since. r.mu and a shard are locked.
+// part of it since: what it comes to miss after unset is seen by copied. Users' writes to the region may be
+// issued at the same time. r.mu is locked.
 func (r *rebuild) goOn(ln *lane) {
-	anew := r.c.legs[r.copy].anew
-	if off, begun := r.begun[ln.region]; begun && !anew.has(ln.region) {
+	off, begun := r.begun[ln.region]
+	delete(r.begun, ln.region)
+	if missed := r.c.legs[r.copy].anew.unset(ln.region); begun && !missed {
 		ln.off = off
 	}
-	delete(r.begun, ln.region)
-	anew.unset(ln.region)
 }
 
 func (r *rebuild) taken(region uint64) bool {
@@ -401,13 +401,18 @@ func (r *rebuild) caughtUp() {
 	c := r.c
 	c.lock()
 	l := &c.legs[r.copy]
+	mine := l.inc == r.inc && !r.stopped.Load()
 	more := l.inc == r.inc && l.missed.len() > 0
-	if l.inc == r.inc && !more && !c.failed(r.copy) && !r.stopped.Load() {
+	failed := mine && !more && c.failed(r.copy)
+	if mine && !more && !failed {
 		l.state, l.rebuild, l.starved = CaughtUp, nil, 0
 		c.v.tell(Event{Kind: LegCaughtUp, Column: c.index, Copy: r.copy})
 	}
 	c.unlock()
 	c.v.tellAll()
+	if failed { // for want of space, perhaps: then it will miss more; else it is dropped
+		c.v.clock.after(firstRetry, r.caughtUp)
+	}
 	if more {
 		r.mu.Lock()
 		r.finishing = false
