@@ -96,7 +96,7 @@ func pbRebuild(r cluster.LegRebuild) *pb.Rebuild {
 }
 
 func fromCopyReport(c *pb.CopyReport) (out cluster.CopyReport, err error) {
-	out = cluster.CopyReport{Done: block.Size(c.DoneBytes), Total: block.Size(c.TotalBytes), Speed: block.Size(c.BytesPerSecond), What: c.What}
+	out = cluster.CopyReport{Done: block.Size(c.DoneBytes), Total: block.Size(c.TotalBytes), Speed: block.Size(c.BytesPerSecond), What: c.What, WaitingFor: c.WaitingFor}
 	out.Leg, err = field("attachments.copies.leg_id", c.LegId, block.ParseLegID)
 	return out, err
 }

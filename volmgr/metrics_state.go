@@ -170,7 +170,7 @@ func (out gauges) volumes(all []cluster.Volume) {
 			if v.Thin {
 				used[name] += int(l.Used)
 			}
-			if l.Full {
+			if l.Full && l.State == cluster.LegInSync { // users do not wait for others
 				full[name] = 1
 			}
 		}

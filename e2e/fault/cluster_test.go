@@ -567,7 +567,7 @@ func (h *clientHost) start() {
 func (h *clientHost) agent(at *machine) func(context.Context) error {
 	c := h.cluster
 	c.t.Helper()
-	var options []grpc.DialOption
+	options := []grpc.DialOption{grpc.WithChainUnaryInterceptor(c.noneLostForSpace)}
 	if c.lie != nil {
 		options = append(options, grpc.WithUnaryInterceptor(c.lie))
 	}

@@ -27,7 +27,7 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 	}
 	r.Scrub, r.Scrubs, r.Heals = scrubReport(v.Scrub), v.Scrubs, healReport(v.Heals)
 	for _, c := range v.Copies {
-		r.Copies = append(r.Copies, &pb.CopyReport{LegId: c.Leg.String(), DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), BytesPerSecond: uint64(c.Speed), What: c.What})
+		r.Copies = append(r.Copies, &pb.CopyReport{LegId: c.Leg.String(), DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), BytesPerSecond: uint64(c.Speed), What: c.What, WaitingFor: c.Waiting})
 	}
 	if v.GaveUp != nil {
 		r.GaveUp = &pb.GaveUp{Why: v.GaveUp.Why, WritesLost: v.GaveUp.WritesLost, Reason: pb.Value[pb.GiveUpReason](string(v.GaveUp.Reason))}

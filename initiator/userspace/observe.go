@@ -174,7 +174,7 @@ func (k *Keeper) observeCopy(w *volume.Wanted, at volume.Place, status engine.Le
 		State: states[status.State], Leg: slot.leg, Node: slot.node, Subsystem: slot.nqn, Tracked: slot.tracked, Dirty: slot.dirty, Whole: slot.whole, What: slot.what,
 		Done: status.Resync.Done, Total: status.Resync.Total, Speed: status.Speed,
 		LossCovered: slot.tracked && status.LossCovered,
-		Busy:        status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed, Withheld: status.Withheld, Full: status.Full > 0,
+		Busy:        status.Outstanding > 0, Oldest: status.Oldest, Unflushed: status.Unflushed, Withheld: status.Withheld, Full: status.Full > 0, Short: status.Short,
 	}
 	if status.State == engine.CaughtUp {
 		seen.Dirty -= min(seen.Dirty, status.Skipped)

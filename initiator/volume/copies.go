@@ -64,9 +64,14 @@ func (p *planner) pace() {
 func (p *planner) tellCopies() {
 	for _, column := range p.s.Columns {
 		for _, c := range column.Copies {
-			if c.State == Rebuilding && c.Total > 0 {
-				p.v.Copies = append(p.v.Copies, CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed, What: c.What})
+			if c.State != Rebuilding || c.Total == 0 {
+				continue
 			}
+			told := CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed, What: c.What}
+			if c.Short {
+				told.Waiting = "space on its drive; users do not wait, and what they write meanwhile is copied, too"
+			}
+			p.v.Copies = append(p.v.Copies, told)
 		}
 	}
 }

@@ -227,8 +227,11 @@ func (p *planner) dropLost() {
 
 // waitFor says what I/O waits for on a member that stays.
 func (p *planner) waitFor(m member) {
-	if p.copy(m.Place).Full {
+	switch c := p.copy(m.Place); {
+	case c.Full:
 		p.v.Wait("space for new data on leg %s of column %d on %s", m.Leg, m.Column, nodeOf(m))
+	case c.Short && c.State == InSync:
+		p.v.Wait("space for what another copy has, on leg %s of column %d on %s", m.Leg, m.Column, nodeOf(m))
 	}
 	if m.Lost.any() {
 		p.v.Wait("leg %s of column %d on %s: %s, and %s", m.Leg, m.Column, nodeOf(m), m.Lost, m.Stays)

@@ -222,6 +222,7 @@ type CopySeen struct {
 
 	Withheld bool // no write is acknowledged in which it takes part
 	Full     bool // writes wait for space on it
+	Short    bool // what is copied to it waits for space, and no user does
 
 	Error string // an I/O error; the state is not changed by it
 	Moved string // why the leg, though present, cannot be used as it is attached here

@@ -59,6 +59,7 @@ type CopyTold struct {
 	Leg                block.LegID
 	Done, Total, Speed block.Size
 	What               string // what is copied, and why; empty: not known
+	Waiting            string // what it waits for; empty: it goes on
 }
 
 // Wait adds something that I/O or the device waits for.

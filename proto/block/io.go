@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Op is the operation of an IO.
@@ -97,6 +98,17 @@ var (
 	// ErrChecksum is an ErrMedium: the data was read, and is not what was written.
 	ErrChecksum = fmt.Errorf("data does not match its checksum: %w", ErrMedium)
 )
+
+// FullError is the ErrFull of a device that knows for how long it has had no space, without a break.
+type FullError struct {
+	For time.Duration
+	Err error // an ErrFull
+}
+
+func (e *FullError) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *FullError) Unwrap() error { return e.Err }
 
 // CheckIO returns an error if an IO is not valid for a device of geometry g.
 func (g Geometry) CheckIO(io *IO) error {

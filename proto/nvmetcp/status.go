@@ -24,8 +24,7 @@ const (
 	DNR         Status = 1 << 14 // do not retry: the same command would fail again
 	More        Status = 1 << 13 // the error log page has details
 	StatusMask  Status = 0x7ff   // code and type
-	statusDelay        = 11      // retry delay (CRD): 0 none, 1 to 3 for CRDT1 to CRDT3 of Identify
-	Delay1      Status = 1 << statusDelay
+	statusDelay        = 11      // retry delay (CRD): see Delay
 )
 
 // Generic command status (type 0; Base, figure 94).
@@ -135,6 +134,9 @@ func (s Status) SCT() uint8 { return uint8(s>>8) & 7 }
 
 // DNR reports whether the same command sent again would fail again.
 func (s Status) DNR() bool { return s&DNR != 0 }
+
+// Delay is the status with a retry delay: 0 (none) to 3, for CRDT1 to CRDT3 of Identify.
+func (s Status) Delay(n uint8) Status { return s&^(3<<statusDelay) | Status(n&3)<<statusDelay }
 
 // RetryDelay is 0 (none given) to 3: which of CRDT1 to CRDT3 to wait.
 func (s Status) RetryDelay() uint8 { return uint8(s>>statusDelay) & 3 }

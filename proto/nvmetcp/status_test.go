@@ -62,3 +62,17 @@ func TestACompletionCarriesAStatus(t *testing.T) {
 		}
 	}
 }
+
+// A delay changes nothing else of a status. This host does not wait for it, nor repeat the command by itself:
+// whoever has sent the write to a full leg does, at a pace of its own.
+func TestAStatusMayNameADelay(t *testing.T) {
+	for n := range uint8(4) {
+		s := (CapacityExceeded | DNR).Delay(3).Delay(n)
+		if s.RetryDelay() != n || s.Code() != CapacityExceeded || !s.DNR() {
+			t.Errorf("delay %d: %v with delay %d", n, s, s.RetryDelay())
+		}
+		if s = CapacityExceeded.Delay(n); s.Retryable() || !errors.Is(s, block.ErrFull) {
+			t.Errorf("delay %d: retryable %v, ErrFull %v", n, s.Retryable(), errors.Is(s, block.ErrFull))
+		}
+	}
+}

@@ -4046,6 +4046,7 @@ type CopyReport struct {
 	TotalBytes     uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	BytesPerSecond uint64                 `protobuf:"varint,4,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately; 0: not known
 	What           string                 `protobuf:"bytes,5,opt,name=what,proto3" json:"what,omitempty"`                                              // what is copied, and why, for people; empty: not told
+	WaitingFor     string                 `protobuf:"bytes,6,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`                // for people; empty: it goes on
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -4111,6 +4112,13 @@ func (x *CopyReport) GetBytesPerSecond() uint64 {
 func (x *CopyReport) GetWhat() string {
 	if x != nil {
 		return x.What
+	}
+	return ""
+}
+
+func (x *CopyReport) GetWaitingFor() string {
+	if x != nil {
+		return x.WaitingFor
 	}
 	return ""
 }
@@ -6810,7 +6818,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\x12\x16\n" +
 	"\x06failed\x18\x03 \x01(\x04R\x06failed\x12)\n" +
-	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\xa1\x01\n" +
+	"\x04last\x18\x04 \x03(\v2\x15.weft.v1.ScrubFindingR\x04last\"\xc2\x01\n" +
 	"\n" +
 	"CopyReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x1d\n" +
@@ -6819,7 +6827,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
 	"totalBytes\x12(\n" +
 	"\x10bytes_per_second\x18\x04 \x01(\x04R\x0ebytesPerSecond\x12\x12\n" +
-	"\x04what\x18\x05 \x01(\tR\x04what\" \n" +
+	"\x04what\x18\x05 \x01(\tR\x04what\x12\x1f\n" +
+	"\vwaiting_for\x18\x06 \x01(\tR\n" +
+	"waitingFor\" \n" +
 	"\x05InUse\x12\x17\n" +
 	"\aleg_ids\x18\x01 \x03(\tR\x06legIds\"\xf1\x02\n" +
 	"\vScrubReport\x12\x0e\n" +

@@ -72,6 +72,8 @@ func (b *bitmap) setBytes(r checkpoint.Range, shift uint) {
 	}
 }
 
+func (b *bitmap) has(i uint64) bool { return b.words[i/64].Load()>>(i%64)&1 == 1 }
+
 // copied returns a copy of the set, a bit for each region.
 func (b *bitmap) copied() []uint64 {
 	words := make([]uint64, len(b.words))
@@ -81,11 +83,12 @@ func (b *bitmap) copied() []uint64 {
 	return words
 }
 
-// unset removes one region from the set.
-func (b *bitmap) unset(i uint64) {
-	if old := b.words[i/64].And(^(uint64(1) << (i % 64))); old>>(i%64)&1 == 1 {
+// unset removes one region from the set, and reports whether it was there.
+func (b *bitmap) unset(i uint64) (was bool) {
+	if was = b.words[i/64].And(^(uint64(1)<<(i%64)))>>(i%64)&1 == 1; was {
 		b.count.Add(-1)
 	}
+	return was
 }
 
 // moveTo moves all regions from b to another bitmap, or removes them if to is nil. A

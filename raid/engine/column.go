@@ -52,6 +52,11 @@ type leg struct {
 	// by the column's first shard.
 	missed, cached, flushing *bitmap
 	flusher                  *legIO
+	// anew are regions that a rebuilding leg came to miss since a lane of its rebuild took them; see
+	// misses. It is nil if missed is.
+	anew *bitmap
+	// starved is when a rebuilding leg last had no space; 0: it has some. See space.go.
+	starved int64
 	// covered: since it was dropped, missed has all that it may lack, even if it loses its cache now
 	// or has lost it since it was added. Says nothing of a member.
 	covered bool
@@ -249,7 +254,7 @@ func (p *extentIO) startWrite(e *effects) {
 		p.op = op // the same if it starts again with other legs
 	}
 	for copy := range c.legs {
-		if l := &c.legs[copy]; l.member() {
+		if l := &c.legs[copy]; l.takes(op) {
 			p.issue(copy, op, p.data, e)
 		} else {
 			c.misses(copy, p)
@@ -267,11 +272,19 @@ func (c *column) discards() bool {
 	return true
 }
 
-// misses notes that a leg may lack the data of an extent IO.
+// misses notes that a leg may lack the data of an extent IO. A lane that is copying the region may have
+// passed the place, and must not end the region after that: see lane.copied, which looks at these sets
+// in the opposite order.
 func (c *column) misses(copy int, p *extentIO) {
-	if l := &c.legs[copy]; l.missed != nil && !c.v.cfg.ReadOnly {
-		l.missed.set(c.v.plan.regionsOf(p.off, p.end))
+	l := &c.legs[copy]
+	if l.missed == nil || c.v.cfg.ReadOnly {
+		return
 	}
+	first, last := c.v.plan.regionsOf(p.off, p.end)
+	if l.state == Rebuilding && !c.v.weak.endsAnyway {
+		l.anew.set(first, last)
+	}
+	l.missed.set(first, last)
 }
 
 // startFlush flushes all legs that take writes and have a volatile cache.

@@ -78,7 +78,7 @@ const (
 	// it in sync, then Promote it.
 	LegCaughtUp
 	// RebuildFailed: a rebuilding leg failed an IO and was dropped. The regions that it
-	// misses stay tracked.
+	// misses stay tracked. A lack of space is no such failure: see LegStatus.Short.
 	RebuildFailed
 )
 
@@ -104,6 +104,8 @@ type LegStatus struct {
 	// Failed counts the IOs that are held because the leg failed them.
 	Failed int
 	Full   int // those of Failed that wait for space on the leg
+	// Short: what is copied to the leg waits for space on it. Users' IO does not.
+	Short bool
 	// Outstanding counts the IOs that the leg has not answered, and Oldest is the age of
 	// the first of them. IOs that wait for a Dropped leg go on only when it has answered
 	// all of its own: cut its device.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/checkpoint"
@@ -16,9 +17,10 @@ import (
 // equalLanes is the number of copies that an equalizer has under way at once.
 const equalLanes = 8
 
-// equalizer makes the copies of a volume equal: in each column it compares the first leg
-// in sync with the others, and writes to those that differ. Any leg in sync can be the
-// first, because the volume has not been read since the copies became unequal.
+// equalizer makes the copies of a volume equal: in each column it compares a leg in sync
+// with the others, and writes to those that differ. Any leg in sync can be the one that is
+// right, because the volume has not been read since the copies became unequal. It is the
+// first, unless another one has no space for what the first has: see lacksSpace.
 type equalizer struct {
 	v *Volume
 
@@ -39,16 +41,20 @@ type equalizer struct {
 type unit struct {
 	column   int
 	off, end int64
+
+	right int             // the copy that others are made equal to, if it is in sync
+	vain  uint            // how often it was tried and a leg had no space
+	short block.MemberSet // those legs
 }
 
 // equalLane makes one copy after another.
 type equalLane struct {
 	trampoline
 	q        *equalizer
-	busy     bool // guarded by q.mu
-	unit     *unit
-	from, to int  // the legs being compared
-	writing  bool // to the second of them
+	busy     bool  // guarded by q.mu
+	unit     *unit // changed with q.mu locked, and by this lane alone; nil: none
+	from, to int   // the legs being compared
+	writing  bool  // to the second of them
 	a, b     []byte
 }
 
@@ -172,7 +178,7 @@ func (q *equalizer) plan(parts []Part) {
 		}
 		for _, r := range ranges {
 			if end := min(r.End, leg); r.Off < end {
-				q.parts = append(q.parts, unit{k, r.Off, end})
+				q.parts = append(q.parts, unit{column: k, off: r.Off, end: end})
 				q.total += block.Size(end - r.Off)
 			}
 		}
@@ -259,19 +265,19 @@ func (q *equalizer) progress() Progress {
 func (ln *equalLane) next() {
 	q := ln.q
 	q.mu.Lock()
-	if !q.running {
-		ln.busy = false
-		q.mu.Unlock()
-		return
+	switch {
+	case !q.running && ln.unit != nil: // it was waiting for space
+		q.again = append(q.again, ln.unit)
+		ln.unit = nil
+	case q.running && ln.unit == nil:
+		ln.unit = q.take()
 	}
-	u := q.take()
-	if u == nil {
-		ln.busy = false
-		q.mu.Unlock()
-		return
-	}
-	ln.unit = u
+	u := ln.unit
+	ln.busy = u != nil
 	q.mu.Unlock()
+	if u == nil {
+		return
+	}
 	if ln.a == nil {
 		ln.a, ln.b = make([]byte, q.v.copyUnit), make([]byte, q.v.copyUnit)
 	}
@@ -289,7 +295,7 @@ func (q *equalizer) take() *unit {
 	}
 	if len(q.parts) > 0 {
 		part := &q.parts[0]
-		u := &unit{part.column, part.off, min(part.off-part.off%q.v.copyUnit+q.v.copyUnit, part.end)}
+		u := &unit{column: part.column, off: part.off, end: min(part.off-part.off%q.v.copyUnit+q.v.copyUnit, part.end)}
 		if part.off = u.end; part.off == part.end {
 			q.parts = q.parts[1:]
 		}
@@ -316,13 +322,23 @@ func (q *equalizer) take() *unit {
 func (ln *equalLane) done(err error) {
 	q := ln.q
 	q.mu.Lock()
-	if err != nil {
-		q.again = append(q.again, ln.unit)
-		q.end(fmt.Errorf("column %d at %d: %w", ln.unit.column, ln.unit.off, err))
-	} else {
-		q.made += block.Size(ln.unit.end - ln.unit.off)
+	u, pause := ln.unit, time.Duration(0)
+	switch {
+	case errors.Is(err, block.ErrFull) && ln.writing:
+		pause = u.lacksSpace(ln.to)
+	case err != nil:
+		q.again = append(q.again, u)
+		q.end(fmt.Errorf("column %d at %d: %w", u.column, u.off, err))
+		ln.unit = nil
+	default:
+		q.made += block.Size(u.end - u.off)
+		ln.unit = nil
 	}
 	q.mu.Unlock()
+	if pause > 0 {
+		q.v.clock.after(pause, ln.kick)
+		return
+	}
 	ln.kick()
 }
 
@@ -336,8 +352,11 @@ func (ln *equalLane) start(p *extentIO, e *effects) {
 		p.finish(nil, e)
 		return
 	}
-	ln.from, ln.to, ln.writing = first, first, false
-	p.issue(first, block.OpRead, ln.a[:p.length()], e)
+	ln.from, ln.to, ln.writing = first, -1, false
+	if right := ln.unit.right; p.c.legs[right].state == InSync {
+		ln.from = right
+	}
+	p.issue(ln.from, block.OpRead, ln.a[:p.length()], e)
 }
 
 func (ln *equalLane) startFlush(p *extentIO, e *effects) {
@@ -378,11 +397,11 @@ func (ln *equalLane) answered(p *extentIO, s *legIO, err error, e *effects) {
 	}
 }
 
-// compare reads the next leg in sync, to compare it with the first.
+// compare reads the next leg in sync, to compare it with the one that is right.
 func (ln *equalLane) compare(p *extentIO, e *effects) {
 	ln.writing = false
 	for ln.to++; ln.to < len(p.c.legs); ln.to++ {
-		if p.c.legs[ln.to].state == InSync {
+		if ln.to != ln.from && p.c.legs[ln.to].state == InSync {
 			p.issue(ln.to, block.OpRead, ln.b[:p.length()], e)
 			return
 		}

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 
 	"weft.dev/weft/proto/block"
 )
@@ -440,9 +441,7 @@ func (s *legIO) answered(e *effects) {
 			return
 		}
 	case partFailed:
-		if s.full = s.waitsForSpace(l, err); !s.full {
-			s.failed(l, err, e)
-		}
+		s.failed(l, err, e)
 	case partDone:
 		if l.inc == s.inc && s.writes() {
 			l.wrote(p)
@@ -462,17 +461,14 @@ func (s *legIO) answered(e *effects) {
 	}
 }
 
-// waitsForSpace reports whether a leg has no space for what a user writes to it, and is not blamed: the
-// IO waits until there is some. A leg that is copied to, or made equal, is dropped as after any other
-// error, so that users do not wait for it.
-func (s *legIO) waitsForSpace(l *leg, err error) bool {
-	return errors.Is(err, block.ErrFull) && s.p.kind == kindWrite && (l.state == InSync || l.state == CaughtUp)
-}
-
-// failed notes the error of the leg, unless an earlier device of it gave it, to a read.
+// failed notes the error of the leg, unless an earlier device of it gave it, to a read. No leg is blamed
+// for a lack of space: see space.go.
 func (s *legIO) failed(l *leg, err error, e *effects) {
 	p := s.p
-	if s.gen == l.gen && !p.job.quiet(s, err) && !s.heals(err) {
+	if errors.Is(err, block.ErrFull) && !s.writes() { // else it would be waited for, for ever
+		err = fmt.Errorf("it answers what takes no space with %q", err.Error())
+	}
+	if s.gen == l.gen && !s.waitsForSpace(l, err) && !p.job.quiet(s, err) && !s.heals(err) {
 		e.failures = append(e.failures, failure{p.c, s.copy, s.inc, err, p.kind == kindWrite || p.kind == kindFlush})
 	}
 }

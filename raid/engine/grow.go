@@ -64,7 +64,7 @@ func (c *column) grow(volume block.Size) {
 	c.size = c.v.plan.legSize(int64(volume))
 	for i := range c.legs {
 		l := &c.legs[i]
-		for _, b := range []*bitmap{l.missed, l.cached, l.flushing} {
+		for _, b := range []*bitmap{l.missed, l.anew, l.cached, l.flushing} {
 			if b != nil {
 				b.grow(regions)
 			}

@@ -290,7 +290,7 @@ func (c *column) drop(copy int, e *effects) {
 		l.rebuild.stopped.Store(true)
 		l.rebuild = nil
 	}
-	l.state, l.dev, l.withheld = Dropped, nil, false
+	l.state, l.dev, l.withheld, l.starved = Dropped, nil, false, 0
 	l.inc++
 	for _, p := range c.snapshot() {
 		s := &p.legs[copy]

@@ -47,6 +47,8 @@ type rebuild struct {
 	finishing bool // everything is copied
 	speed     speedometer
 	unflushed int64 // bytes copied since the last flush began
+	// begun are the regions that were put back, and up to where each of them is copied.
+	begun map[uint64]int64
 }
 
 // lane makes one copy after another.
@@ -67,7 +69,7 @@ type lane struct {
 	length   int64 // of the copy under way
 	began    int64
 	served   uint64
-	unread   uint // how many times in a row the copy could not be read
+	vain     uint // how many copies in a row could not be read, or found no space
 }
 
 // SetRebuildRate changes Config.RebuildRate.
@@ -76,7 +78,7 @@ func (v *Volume) SetRebuildRate(rate block.Size) {
 }
 
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
-	r := &rebuild{c: c, copy: copy, inc: inc, skipped: &c.legs[copy].skipped}
+	r := &rebuild{c: c, copy: copy, inc: inc, skipped: &c.legs[copy].skipped, begun: map[uint64]int64{}}
 	r.lanes = make([]lane, min(mostLanes, max(1, allLanes/len(c.v.columns))))
 	for i := range r.lanes {
 		r.lanes[i].r, r.lanes[i].number = r, i
@@ -180,12 +182,24 @@ func (r *rebuild) pick(ln *lane) bool {
 				ln.has, ln.region = true, region
 				ln.off, ln.end = r.bounds(region)
 				ln.surveyed.state, ln.surveyed.bits = surveyNone, nil
+				r.goOn(ln)
 				return true
 			}
 		}
 		r.cursor = 0
 	}
 	return false
+}
+
+// goOn has a lane begin its region where an earlier one has put it back, unless the leg came to miss a
+// part of it since: what it comes to miss after unset is seen by copied. Users' writes to the region may be
+// issued at the same time. r.mu is locked.
+func (r *rebuild) goOn(ln *lane) {
+	off, begun := r.begun[ln.region]
+	delete(r.begun, ln.region)
+	if missed := r.c.legs[r.copy].anew.unset(ln.region); begun && !missed {
+		ln.off = off
+	}
 }
 
 func (r *rebuild) taken(region uint64) bool {
@@ -213,12 +227,15 @@ func (ln *lane) done(err error) {
 		moved = 0
 	}
 	rest := v.background.end(&v.rebuildLimit, ln.began, v.clock.now(), moved)
-	if errors.Is(err, errUnread) {
-		v.clock.after(min(firstRetry<<ln.unread, lastRetry), ln.kick)
-		ln.unread = min(ln.unread+1, 8)
+	full := errors.Is(err, block.ErrFull)
+	if full { // others may need none, or free some
+		ln.putBack()
+	}
+	if full || errors.Is(err, errUnread) {
+		v.clock.after(min(firstRetry<<ln.vain, lastRetry), ln.kick)
+		ln.vain = min(ln.vain+1, 8)
 		return
 	}
-	ln.unread = 0
 	if err != nil {
 		r.mu.Lock()
 		ln.busy, ln.has = false, false
@@ -232,6 +249,9 @@ func (ln *lane) done(err error) {
 	}
 	if ln.off += ln.length; ln.off >= ln.end {
 		ln.copied()
+	}
+	if r.fed() {
+		ln.vain = 0
 	}
 	r.count(ln.length)
 	if pause := max(ln.pause(), rest); pause > 0 {
@@ -264,7 +284,17 @@ func (r *rebuild) caches() bool {
 	return r.c.legs[r.copy].caches.Load() && !r.c.v.weak.unflushed
 }
 
-// copied ends a region: the leg no longer misses it.
+// putBack leaves the rest of the lane's region to be copied later.
+func (ln *lane) putBack() {
+	r := ln.r
+	r.mu.Lock()
+	ln.has = false
+	r.begun[ln.region] = ln.off
+	r.mu.Unlock()
+	r.skipped.Add(-ln.surveyed.emptyFrom(ln.off)) // that will be counted again
+}
+
+// copied ends a region: the leg no longer misses it, unless it came to miss a part meanwhile.
 func (ln *lane) copied() {
 	r := ln.r
 	r.mu.Lock()
@@ -284,6 +314,9 @@ func (ln *lane) copied() {
 		l.cached.set(ln.region, ln.region) // that it reads as zeroes may not be durable
 	}
 	l.missed.unset(ln.region)
+	if l.anew.has(ln.region) { // after unset: see misses
+		l.missed.set(ln.region, ln.region)
+	}
 }
 
 // pause returns how long the lane waits in favor of user IO. It is zero if there was none
@@ -368,13 +401,18 @@ func (r *rebuild) caughtUp() {
 	c := r.c
 	c.lock()
 	l := &c.legs[r.copy]
+	mine := l.inc == r.inc && !r.stopped.Load()
 	more := l.inc == r.inc && l.missed.len() > 0
-	if l.inc == r.inc && !more && !c.failed(r.copy) && !r.stopped.Load() {
-		l.state, l.rebuild = CaughtUp, nil
+	failed := mine && !more && c.failed(r.copy)
+	if mine && !more && !failed {
+		l.state, l.rebuild, l.starved = CaughtUp, nil, 0
 		c.v.tell(Event{Kind: LegCaughtUp, Column: c.index, Copy: r.copy})
 	}
 	c.unlock()
 	c.v.tellAll()
+	if failed { // for want of space, perhaps: then it will miss more; else it is dropped
+		c.v.clock.after(firstRetry, r.caughtUp)
+	}
 	if more {
 		r.mu.Lock()
 		r.finishing = false

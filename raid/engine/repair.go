@@ -233,7 +233,8 @@ func (s *Scrub) write(p *extentIO, copies []int, e *effects) {
 // copies in sync can be equal without one that is being rebuilt.
 func (r *repair) failed(p *extentIO, on *legIO, err error) {
 	p.c.misses(on.copy, p)
-	if l := &p.c.legs[on.copy]; l.state == InSync || l.inc != on.inc {
+	full := errors.Is(err, block.ErrFull) // then it stays
+	if l := &p.c.legs[on.copy]; l.state == InSync || l.inc != on.inc || full && l.state == CaughtUp {
 		r.err = fmt.Errorf("write copy %d: %w", on.copy, err)
 	}
 }

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -79,6 +80,10 @@ func (c *column) legFailed(f failure, e *effects) {
 }
 
 func (c *column) noteError(l *leg, f failure, e *effects) {
+	if l.state == Rebuilding && errors.Is(f.err, block.ErrFull) {
+		c.starve(f.copy, e)
+		return
+	}
 	ev := Event{Kind: LegFailed, Column: c.index, Copy: f.copy, Err: f.err, Held: f.held}
 	level := tolError
 	if f.held {

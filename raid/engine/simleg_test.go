@@ -29,6 +29,12 @@ type simLeg struct {
 	order []int          // of cache's keys
 	alive bool
 	worn  bool // takes no writes any more, and can be read
+	// full: it has no space for data where it has none, nor where only a snapshot has some: own are the
+	// sectors written since that was taken, nil if there is none. fills is nil if that never happens.
+	full  bool
+	own   map[int]bool
+	fills *rand.Rand
+	told  func(*simOp) // is called with what finds no space; may be nil
 	// rebooted: it has lost its power since it was last known to be in sync.
 	rebooted bool
 	// lostCache: it was kept in sync after a loss of its cache, and the client has not
@@ -115,6 +121,17 @@ func (l *simLeg) mapUnit(o *simOp, first int) {
 	}
 }
 
+// lacksSpace reports whether a write goes to a place where the leg has no data of its own.
+func (l *simLeg) lacksSpace(o *simOp) bool {
+	first := int(o.io.Off / sector)
+	for s := first; s < first+o.sectors(); s++ {
+		if l.tags[s] == 0 || l.own != nil && !l.own[s] {
+			return true
+		}
+	}
+	return false
+}
+
 // write changes one sector of the medium.
 func (l *simLeg) write(s int, tag uint64, durable bool) {
 	if durable || !l.g.VolatileCache {
@@ -124,6 +141,9 @@ func (l *simLeg) write(s int, tag uint64, durable bool) {
 		l.order = append(l.order, s)
 	}
 	l.tags[s] = tag
+	if l.own != nil {
+		l.own[s] = true
+	}
 }
 
 // apply does some of an IO.
@@ -187,6 +207,16 @@ func (d *simDevice) step(faults bool) {
 			d.leg.apply(o, d.leg.r.IntN(o.sectors()+1))
 		}
 		d.answer(i, errSim)
+		return
+	}
+	if d.leg.full && o.io.Op == block.OpWrite && d.leg.lacksSpace(o) {
+		if d.leg.fills.IntN(3) == 0 {
+			d.leg.apply(o, d.leg.fills.IntN(o.sectors()+1))
+		}
+		if d.leg.told != nil {
+			d.leg.told(o)
+		}
+		d.answer(i, block.ErrFull)
 		return
 	}
 	if faults && (d.leg.r.IntN(100) == 0 || d.sick && d.leg.r.IntN(4) == 0) {

@@ -5,6 +5,8 @@ package engine
 import (
 	"errors"
 	"slices"
+
+	"weft.dev/weft/proto/block"
 )
 
 var errImpatient = errors.New("owner is impatient")
@@ -252,4 +254,8 @@ func (w *world) spuriousDrop() {
 	w.evict(k, w.r.IntN(len(w.legs[k])))
 }
 
-func (w *world) event(Event) {}
+func (w *world) event(e Event) {
+	if errors.Is(e.Err, block.ErrFull) {
+		w.fail("leg %d.%d is blamed for a lack of space: %v", e.Column, e.Copy, e.Kind)
+	}
+}

@@ -24,6 +24,7 @@ type world struct {
 	weak   guards
 	errant errant
 	marks  *simCheckpoints // nil: no checkpoints are taken
+	fills  *rand.Rand      // nil: no leg lacks space
 	faults bool
 
 	legs [][]*simLeg // by column and copy
@@ -53,6 +54,8 @@ type world struct {
 	lapsed   bool // another may have written: no read may be answered
 	renewed  int  // legs that went on after a loss of their caches
 	failed   int  // volumes that did not
+	starved  int  // answers without space to a rebuild
+	unequal  int  // and while copies were made equal
 }
 
 // errant weakens the owner.
@@ -127,6 +130,9 @@ func (w *world) act() {
 	}
 	if w.marks != nil && w.v != nil && (w.serving || w.marks.always) && w.marks.r.IntN(3) == 0 {
 		w.checkpoint()
+	}
+	if w.fills != nil && w.faults && (w.fills.IntN(60) == 0 || w.equal != nil && w.fills.IntN(8) == 0) {
+		w.fill()
 	}
 	switch n := w.r.IntN(200); {
 	case n < 110:
@@ -547,6 +553,7 @@ func (w *world) finish() {
 		}
 		w.time++
 		w.randomLeg().alive = true
+		w.randomLeg().full = false
 		w.repair()
 		for _, copies := range w.legs {
 			for _, l := range copies {

@@ -23,7 +23,9 @@ func (v *Volume) Status() Status {
 	if held > 0 {
 		s.HeldFor = time.Duration(v.clock.now() - held)
 	}
-	s.Equalized = v.equalizer.Load().progress()
+	q := v.equalizer.Load()
+	s.Equalized = q.progress()
+	q.addTo(&s)
 	return s
 }
 
@@ -57,6 +59,7 @@ func (c *column) status(s *Status, held *int64) []LegStatus {
 		if l.missed != nil && l.state < CaughtUp {
 			leg.Dirty = l.missed.len()
 		}
+		leg.Short = l.starved != 0
 		if l.state == Rebuilding {
 			region := block.Size(1) << c.v.plan.region
 			leg.Resync.Total = block.Size(l.total) * region

@@ -78,11 +78,17 @@ func (s *survey) answer(ln *lane, p *extentIO, on *legIO, state part, err error,
 // over ends the survey, and counts what will not be copied.
 func (s *survey) over(ln *lane) {
 	s.state = surveyDone
-	for off := s.base; off < s.end; off = s.next(off) {
+	ln.r.skipped.Add(s.emptyFrom(s.base))
+}
+
+// emptyFrom is how many bytes from off on are not copied.
+func (s *survey) emptyFrom(off int64) (n int64) {
+	for ; s.bits != nil && off < s.end; off = s.next(off) {
 		if s.empty(off) {
-			ln.r.skipped.Add(s.next(off) - off)
+			n += s.next(off) - off
 		}
 	}
+	return n
 }
 
 // empty reports whether both legs read as zeroes where off is.

@@ -4,7 +4,6 @@ package engine
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -69,30 +68,6 @@ func TestAWriteWithoutSpaceWaitsAndNoLegIsBlamed(t *testing.T) {
 		if !bytes.Equal(l.data[8192:12288], fill(4096, 7)) {
 			t.Errorf("leg %d does not have the write", i)
 		}
-	}
-}
-
-// Users must not wait for a leg that nothing is read from yet.
-func TestAFullLegIsNotCopiedTo(t *testing.T) {
-	failed := make(chan error, 8)
-	v, legs := thinMirror(t, func(e Event) {
-		if e.Kind == RebuildFailed {
-			failed <- e.Err
-		}
-	})
-	copy(legs[0].data, fill(4<<20, 1))
-	if err := v.Drop(0, 1); err != nil {
-		t.Fatal(err)
-	}
-	legs[1].full.Store(true)
-	if err := v.Add(0, 1, legs[1], Rebuilding, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-failed; !errors.Is(err, block.ErrFull) {
-		t.Errorf("the copy ended with %v, want ErrFull", err)
-	}
-	if err := wait(t, start(v, write(0, fill(4096, 9)))); err != nil {
-		t.Errorf("a write after that: %v", err)
 	}
 }
 

@@ -86,6 +86,7 @@ type guards struct {
 	renewAnyway    bool // a leg that has lost its cache continues, whatever was in it
 	oldAnswers     bool // answers from before a leg lost its cache count
 	sourceAlone    bool // only the leg in sync is asked where it has data
+	endsAnyway     bool // a region counts as copied although users have written what its leg had no space for
 }
 
 // conflict is the rule of that name, unless a guard weakens it.
@@ -123,7 +124,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 			l := &c.legs[i]
 			l.cached, l.flushing = newBitmap(regions), newBitmap(regions)
 			if len(c.legs) > 1 {
-				l.missed = newBitmap(regions)
+				l.missed, l.anew = newBitmap(regions), newBitmap(regions)
 			}
 		}
 		for i := range c.shards {

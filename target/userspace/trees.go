@@ -82,7 +82,7 @@ type openTree struct {
 
 	flattening map[block.VolumeID]*flattening // guarded by trees.mu
 
-	hungry atomic.Bool // a write has found no space
+	hungry atomic.Pointer[time.Time] // since when writes have found no space; nil: there is some
 	// copiesWait is how many copies of legs of snapshots wait for space.
 	copiesWait atomic.Int32
 	count      count
@@ -140,7 +140,7 @@ func (t *trees) seen(now time.Time) (all map[string]TreeSeen, due []*openTree) {
 	for id, o := range t.open {
 		space := o.Space()
 		if space.Free > 0 {
-			o.hungry.Store(false)
+			o.hungry.Store(nil)
 		}
 		if now.Sub(o.toldAt) >= usedEvery {
 			o.told, o.toldOf, o.toldAt = space, o.Tree.Used(), now
@@ -148,7 +148,7 @@ func (t *trees) seen(now time.Time) (all map[string]TreeSeen, due []*openTree) {
 				o.count.running, due = true, append(due, o)
 			}
 		}
-		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Counted: o.count.of, Full: o.hungry.Load()}
+		seen := TreeSeen{Free: space.Free, Empty: space.Empty, Pending: space.Pending, Used: o.told.Total - o.told.Free, UsedBy: o.toldOf, Counted: o.count.of, Full: o.hungry.Load() != nil}
 		seen.Settling, seen.Busy = o.Tree.Settling(block.UUID{}), o.busy.Load()
 		seen.Layers, seen.Flattening = o.Kin(), o.flatteningNow()
 		seen.CopyWaits, seen.Idle = o.copiesWait.Load() > 0, o.users.Load() == 0
@@ -313,7 +313,9 @@ func (h *held) openFresh(id string) (*openTree, error) {
 		tree.Close()
 		return nil, errors.Join(err, device.Close())
 	}
-	o.hungry.Store(tree.Space().Free == 0) // its writers did not stop waiting when the last process ended
+	if tree.Space().Free == 0 {
+		o.fullSince() // its writers did not stop waiting when the last process ended
+	}
 	h.trees.mu.Lock()
 	defer h.trees.mu.Unlock()
 	if h.trees.open == nil {
@@ -412,13 +414,24 @@ func (m *mappedLeg) Close() error {
 	return m.held.closeTree(m.name)
 }
 
+// fullSince is since when writes to the tree find no space: now, unless one has found none before. It is
+// forgotten when a look at the tree finds some.
+func (o *openTree) fullSince() time.Time {
+	if since := o.hungry.Load(); since != nil {
+		return *since
+	}
+	now := time.Now()
+	o.hungry.CompareAndSwap(nil, &now)
+	return now
+}
+
 // fullFor is how long a write waits here for space. If there is none by then, its host is told, and
 // repeats the write.
 const fullFor = 500 * time.Millisecond
 
 // wait sends an IO that found no space again when there may be some. It reports false if the IO has
 // another error, or has waited for long enough since the time that it keeps in since; else it calls
-// ended if there is no space in time.
+// ended if there is no space in time. Then the error says for how long there has been none.
 func (m *mappedLeg) wait(io *block.IO, since *time.Time, ended func(*block.IO)) bool {
 	var full *mapped.FullError
 	if !errors.As(io.Err, &full) {
@@ -428,12 +441,14 @@ func (m *mappedLeg) wait(io *block.IO, since *time.Time, ended func(*block.IO)) 
 		*since = time.Now()
 	}
 	left := m.held.drives.fullFor - time.Since(*since)
-	m.tree.hungry.Store(true)
+	began := m.tree.fullSince()
+	late := func() { io.Err = &block.FullError{For: time.Since(began), Err: io.Err} }
 	if m.held.drives.hungry != nil {
 		m.held.drives.hungry()
 	}
-	if left <= 0 {
-		return false // others got what was freed
+	if left <= 0 { // others got what was freed
+		late()
+		return false
 	}
 	go func() {
 		timer := time.NewTimer(left)
@@ -443,8 +458,10 @@ func (m *mappedLeg) wait(io *block.IO, since *time.Time, ended func(*block.IO)) 
 			io.Err = nil
 			m.Leg.Submit(io)
 		case <-timer.C:
+			late()
 			ended(io)
 		case <-m.held.drives.ending: // the next process is waiting
+			late()
 			ended(io)
 		}
 	}()

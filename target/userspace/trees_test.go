@@ -266,3 +266,38 @@ func TestAWriteIsNotHeldAgainAndAgain(t *testing.T) {
 		}
 	}
 }
+
+// The error of a write that waits in vain says for how long there has been no space, which decides when its
+// host repeats it: not for how long that write has waited. Space in between is a new beginning once
+// it is seen.
+func TestAFullTreeSaysSinceWhen(t *testing.T) {
+	p := newPlanted(t)
+	p.machine.Drives.fullFor = 20 * time.Millisecond
+	lack := func(err error) time.Duration {
+		t.Helper()
+		full, ok := errors.AsType[*block.FullError](err)
+		if !ok || !errors.Is(err, block.ErrFull) {
+			t.Fatalf("a write without space: %v, want a FullError", err)
+		}
+		return full.For
+	}
+	began := time.Now()
+	first := lack(<-p.fill(t))
+	if first < 20*time.Millisecond || first > time.Since(began) {
+		t.Errorf("the first write says that there has been no space for %v", first)
+	}
+	time.Sleep(300 * time.Millisecond)
+	write := func(chunk int64) error { return block.WriteAt(p.leg, bytes.Repeat([]byte{1}, 4096), chunk<<20) }
+	if second := lack(write(900)); second < first+300*time.Millisecond {
+		t.Errorf("300 ms later, the next one says %v after %v", second, first)
+	}
+	must(t, errors.Join(block.Do(p.leg, &block.IO{Op: block.OpDiscard, Off: 0, Len: 1 << 20}), block.Flush(p.leg)))
+	if p.disk.Trees()[leg.String()].Full {
+		t.Error("a tree with space is said to have none")
+	}
+	must(t, write(900))
+	again := time.Now()
+	if third := lack(write(901)); third > time.Since(again) {
+		t.Errorf("there was space %v ago, and a write says that there has been none for %v", time.Since(again), third)
+	}
+}

@@ -48,6 +48,7 @@ type CopyReport struct {
 	Leg                block.LegID
 	Done, Total, Speed block.Size
 	What               string // what is copied, and why; empty: not told
+	WaitingFor         string // empty: it goes on
 }
 
 // beginRebuild records that a leg is copied to.
@@ -157,7 +158,9 @@ func (s *State) copying(v *Volume, l *Leg) string {
 	r, _ := s.rebuildOf(v, l.ID)
 	what := ""
 	if c, ok := s.copyReport(v, l.ID); ok {
-		what = because(c.What)
+		if what = because(c.What); c.WaitingFor != "" {
+			what += "; it waits for " + c.WaitingFor
+		}
 	}
 	if text := r.String(); text != "" {
 		return " (" + text + ")" + what
@@ -611,11 +614,26 @@ func (t *tx) healingBroken(v *Volume) string {
 	case h.State == Detaching && t.now.Sub(h.Since) > healRelease:
 		return fmt.Sprintf("host %s did not release it within %v", h.Node, healRelease)
 	case !x.moved.IsZero() && t.now.Sub(x.moved) > healPatience:
-		return fmt.Sprintf("host %s has made no progress for %v", h.Node, healPatience)
+		return fmt.Sprintf("host %s has made no progress for %v%s", h.Node, healPatience, t.s.healWaits(v))
 	case began:
 		return ""
 	}
 	return t.s.unhealable(v)
+}
+
+// healWaits says in brackets what the host that heals a volume waits for; empty: it does not say.
+func (s *State) healWaits(v *Volume) string {
+	r, _ := s.attachmentReport(v, v.Heal)
+	waits := r.WaitingFor
+	for _, c := range r.Copies {
+		if l := v.leg(c.Leg); l != nil && c.WaitingFor != "" {
+			waits = fmt.Sprintf("%v waits for %s", l, c.WaitingFor)
+		}
+	}
+	if waits == "" {
+		return ""
+	}
+	return " (" + waits + ")"
 }
 
 // copiedSoFar is how much the host that copies to a volume's legs says that it has copied.

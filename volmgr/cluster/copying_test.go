@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// copied c1 db1 0.1 done=1GiB total=2GiB [speed=100MiB] [what=all] lets a host report on the rebuild of a leg.
+// copied c1 db1 0.1 done=1GiB total=2GiB [speed=100MiB] [what=all] [waits=space] lets a host report on the rebuild of a leg.
 func (s *script) copied(a args) string {
 	var column, copy int
 	fmt.Sscanf(a.word(2), "%d.%d", &column, &copy)
 	l := s.state.volumes.Get(s.state.idOf(block.VolumeName(a.word(1)))).legAt(column, copy)
-	s.hosts[a.word(0)].copies = []CopyReport{{l.ID, s.size(a.options["done"]), s.size(a.options["total"]), s.size(a.options["speed"]), a.options["what"]}}
+	s.hosts[a.word(0)].copies = []CopyReport{{l.ID, s.size(a.options["done"]), s.size(a.options["total"]), s.size(a.options["speed"]), a.options["what"], a.options["waits"]}}
 	return s.reportHost(a.word(0))
 }
 

@@ -245,7 +245,7 @@ func (s *State) legReason(v *Volume, l *Leg) string {
 		}
 		return l.Reason
 	case l.Full:
-		return "writes to new places wait: its drive is full"
+		return l.whatWaits() + ": its drive is full"
 	}
 	return cmp.Or(l.Reason, s.baseWaitsFor(v, l))
 }

@@ -352,12 +352,20 @@ func (t *tx) noteSpace(node block.NodeName, now LegReport) {
 			continue
 		}
 		if d := t.drives.peek(l.Drive); now.Full && d != nil {
-			t.volumeEvent(v, event.Trouble, event.VolumeFull, fmt.Sprintf("%v: writes to new places wait: %s is full", l, d.object()), "node", string(node), "leg", l.ID.String())
+			t.volumeEvent(v, event.Trouble, event.VolumeFull, fmt.Sprintf("%v: %s: %s is full", l, l.whatWaits(), d.object()), "node", string(node), "leg", l.ID.String())
 		} else {
 			t.volumeEvent(v, event.Info, event.VolumeRoom, fmt.Sprintf("%v has space again", l), "node", string(node), "leg", l.ID.String())
 		}
 		return
 	}
+}
+
+// whatWaits says what waits while a leg has no space.
+func (l *Leg) whatWaits() string {
+	if l.State == LegInSync {
+		return "writes to places that were never written wait"
+	}
+	return "what is copied to it waits, and users do not"
 }
 
 // explainSpace adds what a thin volume takes, and what its writes wait for.
@@ -378,7 +386,7 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 			}
 			continue
 		}
-		e.Waits = append(e.Waits, fmt.Sprintf("space for %v: writes to places that were never written wait, and nothing is lost; %s is full", l, d.object()))
+		e.Waits = append(e.Waits, fmt.Sprintf("space for %v: %s, and nothing is lost; %s is full", l, l.whatWaits(), d.object()))
 		if s.snapshots.Get(v.ID) > 0 {
 			e.Actions = append(e.Actions, fmt.Sprintf("delete snapshots: `weft snapshot list %s` shows what each of them frees", v.Name))
 		}

@@ -131,14 +131,10 @@ func (a *association) describe() nvmetcp.Controller {
 	c.ONCS = nvmetcp.ONCSCompare | nvmetcp.ONCSDatasetManagement | nvmetcp.ONCSWriteZeroes | nvmetcp.ONCSReservations
 	c.OACS = nvmetcp.OACSGetLBAStatus
 	c.VWC = nvmetcp.VWCPresent | 2<<1 // Flush takes one namespace
-	c.CRDT[0] = fullDelay
+	c.CRDT = crdt()
 	c.PerHost, c.Replacer = uint16(min(s.cfg.PerHost, 0xffff)), s.cfg.Replace != nil
 	return c
 }
-
-// fullDelay is how long a host waits before it repeats a write for which there was no space, in units
-// of 100 ms.
-const fullDelay = 20
 
 // largestNSID is NN. It is at least maxNamespaces, so that hosts expect more to be added.
 func (a *association) largestNSID() uint32 {

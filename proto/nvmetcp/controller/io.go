@@ -271,8 +271,8 @@ func statusOfError(err error, op block.Op) nvmetcp.Status {
 		return status // the Device is an NVMe namespace itself
 	case errors.Is(err, block.ErrRange):
 		return nvmetcp.LBAOutOfRange | dnr
-	case errors.Is(err, block.ErrFull): // there may be space later: the host repeats it after fullDelay
-		return nvmetcp.CapacityExceeded | nvmetcp.Delay1
+	case errors.Is(err, block.ErrFull): // there may be space later
+		return nvmetcp.CapacityExceeded.Delay(fullDelay(err))
 	case errors.Is(err, block.ErrReadOnly):
 		return nvmetcp.NamespaceWriteProtected | dnr
 	case errors.Is(err, block.ErrUnsupported):
