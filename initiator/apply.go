@@ -222,7 +222,7 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	if err != nil {
 		return err
 	}
-	k.moving[o.Subsystem], k.changing[o.Subsystem] = time.Time{}, asks
+	k.moving[o.Subsystem] = pathMove{changes: asks}
 	k.log.Warn("path moves", "path", o.Path.String(), "to", o.To.String(), "silent", o.Silent)
 	if o.Silent > 0 {
 		k.countOutage(s, o.Path, true)
@@ -230,7 +230,13 @@ func (k *kernelKeeper) move(ctx context.Context, s *seen, o volume.Move) error {
 	return nil
 }
 
-// moving is what a move needs.
+// pathMove is a move of a path that is under way, or whose legs have not answered since.
+type pathMove struct {
+	moved   time.Time // when the path had moved; zero: it has not yet
+	changes bool      // the legs behind it change hands
+}
+
+// moving is a path that is to move.
 type moving struct {
 	links  []volume.Link // the legs behind the path
 	old    []ending      // its controllers
@@ -276,16 +282,16 @@ func (k *kernelKeeper) moved(n block.NQN, err error) {
 		delete(k.moving, n)
 		return
 	}
-	k.moving[n] = time.Now()
+	k.moving[n] = pathMove{moved: time.Now(), changes: k.moving[n].changes}
 }
 
 // settle ends the moves after which the legs have answered, or have had a leg's window for it. Until then they have
 // been silent since before the move, and would be given up for what that took. After movingFor they are in any case.
 func (k *kernelKeeper) settle(s *seen) {
-	for n, moved := range k.moving {
-		since := s.Now.Sub(moved)
+	for n, move := range k.moving {
+		since := s.Now.Sub(move.moved)
 		waits := func(l volume.Link) bool { return l.NQN == n && s.Legs[l.Leg].Silence(s.Now) > since }
-		if !moved.IsZero() && (since > k.agent.cfg.Window || !slices.ContainsFunc(k.links, waits)) {
+		if !move.moved.IsZero() && (since > k.agent.cfg.Window || !slices.ContainsFunc(k.links, waits)) {
 			delete(k.moving, n)
 		}
 	}

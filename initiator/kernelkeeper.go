@@ -49,11 +49,10 @@ type kernelKeeper struct {
 	pulses   map[block.LegID]*keeper.Pulse
 	reached  map[volume.Path]*reach
 	portals  *keeper.Portals
-	fast     map[string]bool         // controllers whose I/O fails once the kernel has noticed that the connection is gone
-	silent   map[string]bool         // controllers whose outage is counted
-	moving   map[block.NQN]time.Time // subsystems whose path moves; when it had moved, or zero: see settle
-	changing map[block.NQN]bool      // those of them whose legs change hands
-	promises map[string]*promise     // by controller
+	fast     map[string]bool        // controllers whose I/O fails once the kernel has noticed that the connection is gone
+	silent   map[string]bool        // controllers whose outage is counted
+	moving   map[block.NQN]pathMove // subsystems whose path moves: see settle
+	promises map[string]*promise    // by controller
 	watched  map[string]bool
 	changes  map[int]*change // by column: those that have not returned
 	seen     *seen           // the last look
@@ -73,7 +72,7 @@ type reach struct {
 func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper {
 	k := &kernelKeeper{
 		volume: v, agent: a, path: path, kernel: path.kernel,
-		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, moving: map[block.NQN]time.Time{}, changing: map[block.NQN]bool{}, promises: map[string]*promise{}, watched: map[string]bool{},
+		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, moving: map[block.NQN]pathMove{}, promises: map[string]*promise{}, watched: map[string]bool{},
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	can := capabilities

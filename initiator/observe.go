@@ -112,10 +112,10 @@ func (k *kernelKeeper) observePaths(s *seen) {
 				state = volume.PathLive
 			}
 			own, beside := k.replaces(c)
-			_, moves := k.moving[n]
+			move, moves := k.moving[n]
 			s.Paths = append(s.Paths, volume.PathSeen{
 				Path: pathOf(c), State: state, Lingers: c.Transport == block.RDMA, FailsFast: c.FailsFast,
-				Moving: moves, Changes: moves && k.changing[n], Answered: true, Replaces: own || beside, Stays: beside,
+				Moving: moves, Changes: move.changes, Answered: true, Replaces: own || beside, Stays: beside,
 			})
 		}
 	}

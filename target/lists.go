@@ -226,10 +226,10 @@ func (l *lists) wanted(exports, asked nvmet.Config) nvmet.Config {
 // joined is a configuration with those subsystems of another one, which has the same ports, that it lacks; also are
 // all of the other one's.
 func joined(c, other nvmet.Config) (all nvmet.Config, also map[block.NQN]bool) {
-	lacks := func(n block.NQN) bool { _, has := c.Subsystem(n); return !has }
+	has := namesOf(c.Subsystems)
 	add := nvmet.Config{Keys: other.Keys}
 	for _, s := range other.Subsystems {
-		if lacks(s.NQN) {
+		if !has[s.NQN] {
 			add.Subsystems = append(add.Subsystems, s)
 		}
 	}
@@ -237,7 +237,7 @@ func joined(c, other nvmet.Config) (all nvmet.Config, also map[block.NQN]bool) {
 	all.Ports = slices.Clone(all.Ports)
 	for i, p := range other.Ports {
 		for _, link := range p.Subsystems {
-			if lacks(link.To) {
+			if !has[link.To] {
 				all.Ports[i].Subsystems = append(slices.Clone(all.Ports[i].Subsystems), link)
 			}
 		}

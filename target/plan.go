@@ -28,6 +28,7 @@ type seen struct {
 	exports *nvmet.Config
 	// kernel and process are the parts of exports: see process.go. beside: there are two.
 	kernel, process *nvmet.Config
+	parts           map[block.NQN]block.ServedBy // see partOf
 	beside          bool
 	// listed are the subsystems whose hosts can take checkpoints of lists of writes.
 	listed []block.NQN

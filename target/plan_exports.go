@@ -112,7 +112,7 @@ func (p *planner) namespaces(e wantedExport, old nvmet.Subsystem, taken map[bloc
 			p.problem(object, exporting, "leg %v is exported by %s", w.leg, other)
 			continue
 		}
-		ns := nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
+		ns := p.namespace(e, w)
 		// An existing export stays even if its drive has trouble: the host decides what an I/O
 		// error means, and removing the namespace would only add another one.
 		if cause := cmp.Or(p.notYet(e, w), p.elsewhere(e, w)); cause != "" && !slices.Contains(old.Namespaces, ns) {
@@ -123,6 +123,11 @@ func (p *planner) namespaces(e wantedExport, old nvmet.Subsystem, taken map[bloc
 		all = append(all, ns)
 	}
 	return all
+}
+
+// namespace is a namespace of an export as it should be.
+func (p *planner) namespace(e wantedExport, w wantedNamespace) nvmet.Namespace {
+	return nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true}
 }
 
 // offer adds an export to a part of a plan, at all of its portals.

@@ -212,7 +212,7 @@ func (r *reconciler) readExports(ctx context.Context, s *seen) error {
 		return err
 	}
 	all := merged(*c, *own)
-	s.exports, s.kernel, s.process = &all, c, own
+	s.exports, s.kernel, s.process, s.parts = &all, c, own, partsOf(*c, *own)
 	s.busy = func(n block.NQN) bool { return busy(n) || ownBusy(n) }
 	return nil
 }
@@ -265,16 +265,18 @@ func (p *planner) misplaced(w wantedLeg, s dm.State) bool {
 const changeAfter = 2 * time.Minute
 
 // partOf is the part of the node that serves an export; SamePart if none does.
-func (s seen) partOf(n block.NQN) block.ServedBy {
-	if s.beside && s.exports != nil {
-		if _, there := s.kernel.Subsystem(n); there {
-			return block.InKernel
-		}
-		if _, there := s.process.Subsystem(n); there {
-			return block.InProcess
-		}
+func (s seen) partOf(n block.NQN) block.ServedBy { return s.parts[n] }
+
+// partsOf says which exports are in which part.
+func partsOf(kernel, process nvmet.Config) map[block.NQN]block.ServedBy {
+	parts := map[block.NQN]block.ServedBy{}
+	for _, s := range kernel.Subsystems {
+		parts[s.NQN] = block.InKernel
 	}
-	return block.SamePart
+	for _, s := range process.Subsystems {
+		parts[s.NQN] = block.InProcess
+	}
+	return parts
 }
 
 // wantedPart is the part that an export is for.
@@ -341,7 +343,7 @@ func (p *planner) between(e wantedExport) bool {
 func (p *planner) ends(e wantedExport) {
 	s := e.subsystem()
 	for _, w := range e.namespaces {
-		s.Namespaces = append(s.Namespaces, nvmet.Namespace{NSID: w.nsid, Device: p.legPath(w.leg, e.readOnly), UUID: w.uuid, NGUID: w.uuid, Enabled: true})
+		s.Namespaces = append(s.Namespaces, p.namespace(e, w))
 	}
 	p.plan.between = append(p.plan.between, s)
 }

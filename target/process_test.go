@@ -117,7 +117,7 @@ func TestTheProcessServesBesideTheKernelWhatThatCannot(t *testing.T) {
 func seesBeside(d driveSeen, kernel *nvmet.Config) seen {
 	return seen{
 		drives: map[block.DriveID]driveSeen{driveID(1): d},
-		mapped: map[block.LegID]dm.State{}, names: map[block.LegID]string{}, exports: kernel, kernel: kernel, process: &nvmet.Config{}, beside: true,
+		mapped: map[block.LegID]dm.State{}, names: map[block.LegID]string{}, exports: kernel, kernel: kernel, process: &nvmet.Config{}, parts: partsOf(*kernel, nvmet.Config{}), beside: true,
 		mapping: func(block.LegID) bool { return false }, zeroing: func(block.LegID) bool { return false }, busy: func(block.NQN) bool { return false },
 		knownSize: func(exportedNamespace) block.Size { return block.GiB }, refused: func(block.LegID) string { return "" },
 	}

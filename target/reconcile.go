@@ -169,7 +169,9 @@ func (r *reconciler) export(ctx context.Context, s seen, p plan) bool {
 	if s.process != nil {
 		own = nvmet.Diff(*s.process, p.process)
 	}
-	r.replace.Settle(*s.exports, merged(p.exports, p.process), slices.Concat(steps, own), p.undecided())
+	if len(s.replacing) > 0 {
+		r.replace.Settle(*s.exports, merged(p.exports, p.process), slices.Concat(steps, own), p.undecided())
+	}
 	if set := r.agent.kernel.paths; set != nil {
 		set(p.paths)
 	}

@@ -96,14 +96,19 @@ type reach struct {
 	asked   int       // since it has been mute
 	watched bool      // it is looked at again after watchEvery
 
-	live      bool      // at the last look
-	answered  bool      // it has been live since it was connected or moved
-	closing   bool      // it is being disconnected
-	changed   bool      // to that where it is
-	changing  bool      // its target is asked to change it to another part
-	changes   time.Time // not before that it is asked again
-	unchanged string    // why it has not changed, as was logged
-	greeted   bool      // while it is not live: something has come back since it was live or moved
+	live     bool // at the last look
+	answered bool // it has been live since it was connected or moved
+	closing  bool // it is being disconnected
+	change   changeOfHands
+	greeted  bool // while it is not live: something has come back since it was live or moved
+}
+
+// changeOfHands is the way of a connection to another part of its target.
+type changeOfHands struct {
+	asked bool      // the target is asked for it now
+	next  time.Time // not before that it is asked again
+	error string    // of the last time, which is logged once
+	moved bool      // the last move of the connection was to such a part
 }
 
 // look notes whether anything has come back. Of the time between two looks, only as much counts as
@@ -234,7 +239,7 @@ func (k *Keeper) move(o volume.Move) {
 		k.log.Info("moving to the portal of choice", "path", o.Path.String(), "to", o.To.String())
 	}
 	k.rename(r, o, now)
-	r.changed = false
+	r.change.moved = false
 	r.connection.Move(o.To, !o.Replaces)
 }
 
@@ -250,29 +255,29 @@ func (k *Keeper) rename(r *reach, o volume.Move, now time.Time) {
 // isChanging reports whether the connection changes to another part of its target: until that has answered, the
 // connection has been made there, and the legs have answered on it, which have been silent since before.
 func (r *reach) isChanging(now time.Time) bool {
-	return r.changing || r.changed && now.Sub(r.moved) < changingFor
+	return r.change.asked || r.change.moved && now.Sub(r.moved) < changingFor
 }
 
 // change has a target's subsystem change to another part, and then continues the connection there. It goes on where
 // it is until the target has answered.
 func (k *Keeper) change(r *reach, o volume.Move) {
-	if r.changing || time.Now().Before(r.changes) {
+	if r.change.asked || time.Now().Before(r.change.next) {
 		return
 	}
-	r.changing = true
+	r.change.asked = true
 	k.log.Info("the leg changes hands", "path", o.Path.String(), "to", o.To.String(), "by", o.By.String())
 	go func() {
 		err := r.connection.Change(context.Background(), o.KernelPortal(), o.By)
 		k.Tell(func() {
-			r.changing, r.changes = false, time.Now().Add(keeper.RetryInterval)
+			r.change.asked, r.change.next = false, time.Now().Add(keeper.RetryInterval)
 			switch {
-			case err != nil && err.Error() != r.unchanged:
-				r.unchanged = err.Error()
+			case err != nil && err.Error() != r.change.error:
+				r.change.error = err.Error()
 				k.log.Warn("the leg has not changed hands", "path", o.Path.String(), "err", err)
 			case err != nil: // again
 			case k.conns[o.Path] == r && !r.closing:
 				k.rename(r, o, time.Now())
-				r.changed = true
+				r.change.moved = true
 				r.connection.Move(o.To, true)
 			}
 		})

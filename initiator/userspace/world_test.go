@@ -355,7 +355,7 @@ func (c *fakeConn) Replaces() (own, beside bool) {
 	return !c.w.nodes[c.node].keeps, false
 }
 
-// Change is what an agent beside the kernel's target does.
+// Change has an agent beside the kernel's target change a subsystem to another part.
 func (c *fakeConn) Change(_ context.Context, through block.Portal, by block.ServedBy) error {
 	c.w.did("change to %v, asked beside %s", by, through.HostPort())
 	c.w.mu.Lock()

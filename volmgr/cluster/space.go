@@ -446,7 +446,7 @@ func (l *Leg) sharedWith() block.UUID {
 
 // cannotSnapshot says why no snapshot of a volume's leg can be taken now; empty if one can.
 func (s *State) cannotSnapshot(v *Volume, l *Leg) string {
-	d := s.drives[l.Drive]
+	d, stays := s.drives[l.Drive], s.stays(v, l.Node)
 	switch {
 	case !s.servable(l):
 		return fmt.Sprintf("%v cannot be reached", l)
@@ -454,13 +454,13 @@ func (s *State) cannotSnapshot(v *Volume, l *Leg) string {
 		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version", l.Node)
 	case l.mapped():
 		return ""
-	case l.Based && len(s.nodes[l.Node].ProcessPortals) > 0: // its process has it already
+	case l.Based && s.nodes[l.Node].besideKernel(): // its process has it already
 	case l.Kind == image.Plain && s.inKernelBefore(l.Node):
 		return fmt.Sprintf("target %s serves it through the kernel, and the upgrade to level %d is not finished", l.Node, handsLevel)
 	case l.Kind != image.Plain || !s.abilities(l.Node).plainSnapshots:
 		return fmt.Sprintf("target %s cannot take snapshots of volumes that are not thin: it is of an earlier version, or serves them through a kernel that cannot list writes, without `--datapath user`", l.Node)
-	case !l.Based && s.stays(v, l.Node) != "":
-		return fmt.Sprintf("target %s serves it through the kernel, and would have to serve it by its process: %s", l.Node, s.stays(v, l.Node))
+	case !l.Based && stays != "":
+		return fmt.Sprintf("target %s serves it through the kernel, and would have to serve it by its process: %s", l.Node, stays)
 	case !l.Based && s.free(l.Drive) == 0 && s.reserve(d) == 0:
 		return fmt.Sprintf("%s has no free extent, of 256MiB, for what is written after the snapshot", d.object())
 	}
@@ -550,7 +550,7 @@ func (s *State) baseWaits(o *Volume, x *Taking) (waits []string) {
 		}
 		if based, _, _ := s.based(l); !based {
 			what := fmt.Sprintf("target %s to make room beside %v", l.Node, l)
-			if n := s.nodes[l.Node]; n != nil && len(n.ProcessPortals) > 0 {
+			if s.nodes[l.Node].besideKernel() {
 				what += ", or to take it over from its kernel, at its host's request"
 			}
 			waits = append(waits, cmp.Or(s.legWaitsFor(l), what))
@@ -628,13 +628,20 @@ func (t *tx) wakeBases(wake woken, old, new *Volume) {
 		if l.Tree.IsZero() || new != nil && new.leg(l.ID) != nil && !independent {
 			continue
 		}
-		for id := range t.s.inTree.Get(l.Tree).Keys() {
-			base := t.s.volumes.Get(id).leg(block.LegID{UUID: l.Tree})
-			if base != nil && base.Based && base.State == LegDeleting {
-				wake.volume(l.Node, id)
-			}
+		if id, base := t.s.baseOf(l.Tree); base != nil && base.State == LegDeleting {
+			wake.volume(l.Node, id)
 		}
 	}
+}
+
+// baseOf is the leg that is not thin over whose extents a tree is, and its volume; nil if there is none.
+func (s *State) baseOf(tree block.UUID) (block.VolumeID, *Leg) {
+	for id := range s.inTree.Get(tree).Keys() {
+		if base := s.volumes.Get(id).leg(block.LegID{UUID: tree}); base != nil && base.Based {
+			return id, base
+		}
+	}
+	return block.VolumeID{}, nil
 }
 
 // settleBases has legs lose their trees when nothing else is in these, and notes that they have.
@@ -681,8 +688,9 @@ func (s *State) baseWaitsFor(v *Volume, l *Leg) string {
 			return fmt.Sprintf("no snapshot needs it any more: it is copied back to its own place, %s are left", left.Short())
 		}
 	}
-	if based, names, known := s.based(l); known && !based && !names && s.stays(v, l.Node) != "" {
-		return "no snapshot needs it any more: it goes back to the kernel later, since " + s.stays(v, l.Node)
+	stays := s.stays(v, l.Node)
+	if based, names, known := s.based(l); known && !based && !names && stays != "" {
+		return "no snapshot needs it any more: it goes back to the kernel later, since " + stays
 	}
 	return "no snapshot needs it any more: it goes back to its own place"
 }

@@ -327,7 +327,7 @@ const handsLevel block.Level = 11
 // empty if all do.
 func (s *State) stays(v *Volume, node block.NodeName) string {
 	n := s.nodes[node]
-	if n == nil || len(n.ProcessPortals) == 0 {
+	if !n.besideKernel() {
 		return "" // one part serves everything
 	}
 	rdma := slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport != block.TCP })
@@ -343,6 +343,9 @@ func (s *State) stays(v *Volume, node block.NodeName) string {
 	}
 	return ""
 }
+
+// besideKernel reports whether a process serves beside the kernel of n, which may be nil.
+func (n *Node) besideKernel() bool { return n != nil && len(n.ProcessPortals) > 0 }
 
 // processAt records where a target serves from its process, and whether its kernel can have some of that.
 func (t *tx) processAt(r *TargetReport) {
@@ -369,7 +372,7 @@ func (v *Volume) portals(n *Node) []block.Portal {
 // inProcess reports whether a volume's legs on n, which may be nil, are served from a process beside the
 // kernel. All of them are, once one has to be: hosts reach them through one subsystem.
 func (v *Volume) inProcess(n *Node) bool {
-	return n != nil && len(n.ProcessPortals) > 0 && !v.inKernel(n.Name) && (v.Layout.Integrity || slices.ContainsFunc(v.Legs, func(l Leg) bool {
+	return n.besideKernel() && !v.inKernel(n.Name) && (v.Layout.Integrity || slices.ContainsFunc(v.Legs, func(l Leg) bool {
 		return l.Node == n.Name && (l.mapped() || l.Based)
 	}))
 }
@@ -401,7 +404,7 @@ func (s *State) kernelsFor(v *Volume, mode AttachMode) (nodes []block.NodeName) 
 	}
 	for _, node := range v.targets() {
 		n := s.nodes[node]
-		able := n != nil && len(n.ProcessPortals) > 0 && n.KernelMaps && slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP })
+		able := n.besideKernel() && n.KernelMaps && slices.ContainsFunc(n.Portals, func(p block.Portal) bool { return p.Transport == block.TCP })
 		if able && !slices.ContainsFunc(v.Legs, func(l Leg) bool { return s.needsProcess(v, &l, node) }) {
 			nodes = append(nodes, node)
 		}
@@ -422,12 +425,8 @@ func (s *State) needsProcess(v *Volume, l *Leg, node block.NodeName) bool {
 
 // overABase reports whether a leg may see the extents of a leg that is not thin. Targets do not pin these.
 func (s *State) overABase(l *Leg) bool {
-	for id := range s.inTree.Get(l.tree()).Keys() {
-		if base := s.volumes.Get(id).leg(block.LegID{UUID: l.tree()}); base != nil && base.Based {
-			return true
-		}
-	}
-	return false
+	_, base := s.baseOf(l.tree())
+	return base != nil
 }
 
 // kernelRefusal is why the kernel of its target does not map a leg, as far as the target has said.
