@@ -77,7 +77,7 @@ const onFile = "fio --name=file --filename=/mnt/files/file --size=4m --bs=16k --
 
 func writeFile(t *testing.T, b *testbed.Bed, writer *vm.Machine, device string) *file {
 	shell(t, writer, fmt.Sprintf("mkfs.ext4 -q %s; mkdir -p /mnt/files; mount %[1]s /mnt/files; i=0; %s --rw=write >/dev/null; sync; echo 0 > /tmp/pass", device, onFile))
-	return &file{t, b, writer, inBackground(t, writer, "i=0; while [ ! -e /tmp/stop ]; do i=$((i+1)); "+onFile+" --rate_iops=300 >/dev/null || exit 1; echo $i > /tmp/pass; done")}
+	return &file{t, b, writer, inBackground(t, writer, "i=0; while [ ! -e /tmp/stop ]; do i=$((i+1)); "+onFile+" --rate_iops=300 >/dev/null || exit 1; echo $i > /tmp/next; mv /tmp/next /tmp/pass; done")}
 }
 
 // pass is the number of the last pass that has ended.

@@ -5,6 +5,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,4 +70,84 @@ func nothingRecorded(t *testing.T, b *testbed.Bed, name string) {
 	if stale := b.LastEvent("volume "+name, "leg.stale"); stale != nil {
 		t.Fatalf("a leg was recorded stale: %v\n%s", stale, b.State())
 	}
+}
+
+// A volume for which late writes are accepted is reached through both networks of each target at a time, and its
+// data takes both. One of them fails, and comes back: nothing is recorded and no write fails. TestScenarioLateWrite
+// shows why this is not the default.
+func TestScenarioSeveralPaths(t *testing.T) {
+	for _, by := range []string{"kernel", "user"} {
+		t.Run("targets on the data path "+by, func(t *testing.T) { severalPaths(t, by) })
+	}
+}
+
+func severalPaths(t *testing.T, by string) {
+	b := testbed.Start(t, testbed.Options{Targets: 2, Rails: true, TargetFlags: []string{"--datapath", by}})
+	c1, t1, network := b.Clients[0], b.Targets[0], b.Cluster.Network()
+	b.Create("db1", "256MiB", 1, 2)
+	if out, err := b.Try("volume", "set", "db1", "--paths", "2"); err == nil {
+		t.Errorf("several paths, and nobody has accepted late writes: %s", out)
+	}
+	b.Weft("volume", "set", "db1", "--paths", "2", "--accept-late-writes")
+	device := b.Attach("db1", c1)
+	both := func() {
+		t.Helper()
+		b.Eventually(2*time.Minute, "both paths of each leg are there", func(context.Context) error {
+			for _, x := range b.Targets {
+				if first, second := paths(t, c1, x.Addr()), paths(t, c1, x.AddrOn(b.Rail)); first != 1 || second != 1 {
+					return fmt.Errorf("%s: %d and %d", x.Name(), first, second)
+				}
+			}
+			return nil
+		})
+	}
+	both()
+	began := received(t, t1)
+	w := b.Write(c1, device, 64, 200, 1)
+	w.AwaitProgress(1000, time.Minute)
+	for i, n := range received(t, t1) { // 4MiB, in halves
+		if n-began[i] < 1<<20 {
+			t.Errorf("over network %d %s has received %d bytes", i, t1.Name(), n-began[i])
+		}
+	}
+	for range 2 {
+		for _, rail := range []*vm.Network{network, b.Rail} {
+			rail.Cut(c1, t1)
+			time.Sleep(3 * time.Second)
+			w.AwaitProgress(50, time.Minute)
+			nothingRecorded(t, b, "db1")
+			rail.Heal(c1, t1)
+			both()
+		}
+	}
+	w.Stop()
+	w.NoErrors()
+	nothingRecorded(t, b, "db1")
+	stall, _ := w.Stall()
+	t.Logf("writes stood still for %v at most", stall)
+	b.Verify(c1, device, 64, testbed.Acks{}.Add(w))
+	b.Weft("volume", "set", "db1", "--paths", "1")
+	b.Detach("db1")
+	b.Verify(c1, b.Attach("db1", c1), 64, testbed.Acks{}.Add(w))
+	for _, x := range b.Targets {
+		if n := paths(t, c1, x.Addr()) + paths(t, c1, x.AddrOn(b.Rail)); n != 1 {
+			t.Errorf("with one path at a time, the host has %d to %s", n, x.Name())
+		}
+	}
+}
+
+// received is how much a machine has received over each of its two networks.
+func received(t *testing.T, m *vm.Machine) (all []int) {
+	t.Helper()
+	for _, text := range strings.Fields(shell(t, m, "cat /sys/class/net/eth[01]/statistics/rx_bytes")) {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	if len(all) != 2 {
+		t.Fatalf("%s has %d networks", m.Name(), len(all))
+	}
+	return all
 }

@@ -42,6 +42,9 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Cut:
 		k.countOutage(s, o.Path, o.Mute)
 		return k.release(ctx, s, o.Path, o.Mute, true)
+	case volume.EndDead:
+		k.countOutage(s, o.Path, true)
+		return k.endDead(ctx, s, o.Path)
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
@@ -445,6 +448,24 @@ func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, m
 		if err == nil {
 			delete(k.reached, path)
 		}
+		return err
+	})
+}
+
+// endDead deletes the controllers of one of several paths. The kernel sends again on the others what waits on it, which
+// Debian's 6.1 does only when a keep-alive in flight has timed out.
+func (k *kernelKeeper) endDead(ctx context.Context, s *seen, path volume.Path) error {
+	if _, moves := k.moving[path.Subsystem]; moves {
+		return volume.ErrLater
+	}
+	var all []ending
+	for _, c := range s.controllersOf(path) {
+		all = append(all, ending{Controller: c, waits: true})
+	}
+	k.moving[path.Subsystem] = pathMove{}
+	k.log.Warn("a dead path is ended, beside another one", "path", path.String())
+	return k.await(ctx, "end "+path.String(), keeper.Patience, func() error { return k.disconnect(ctx, all, true) }, func(err error) error {
+		k.moved(path.Subsystem, err)
 		return err
 	})
 }

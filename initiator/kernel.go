@@ -40,6 +40,7 @@ type host interface {
 	DestroyUnanswered(ctx context.Context, p block.Portal) (int, error)
 	SetWriteThrough(h fabrics.Head, through bool) error
 	SetIOTimeout(p fabrics.Path, d time.Duration) error
+	SpreadPaths(n block.NQN) error
 	RetryMost() error
 	Probe(h fabrics.Head, limit time.Duration) error
 	Flush(h fabrics.Head, limit time.Duration) error

@@ -383,7 +383,7 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 	if n.Size < need {
 		return errors.New(volume.TooSmall(n.Size, need))
 	}
-	writeThrough := l.WriteThrough
+	writeThrough, paths, nqn := l.WriteThrough, l.Paths, l.NQN
 	return k.await(ctx, "prepare "+n.Name, keeper.Patience, func() error {
 		switch err := k.kernel.host.SetWriteThrough(n.Head, writeThrough); {
 		case err != nil && writeThrough:
@@ -394,6 +394,11 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 		for _, p := range n.Paths {
 			if err := k.kernel.host.SetIOTimeout(p, k.agent.cfg.IOTimeout); err != nil {
 				k.log.Debug("io timeout not set", "path", p.Name, "err", err)
+			}
+		}
+		if paths > 1 {
+			if err := k.kernel.host.SpreadPaths(nqn); err != nil {
+				k.log.Warn("one path alone is used", "nqn", nqn, "err", err)
 			}
 		}
 		return nil

@@ -600,6 +600,13 @@ func (w *world) MakeEqual(_ context.Context, heads []fabrics.Head, ranges [][2]i
 	return fabrics.Compared{}, nil
 }
 
+func (w *world) SpreadPaths(n block.NQN) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did("spread the paths to %s", n)
+	return nil
+}
+
 func (w *world) SetIOTimeout(p fabrics.Path, _ time.Duration) error {
 	w.mu.Lock()
 	i := slices.IndexFunc(w.ctrl, func(c fabrics.Controller) bool { return c.Name == p.Controller })

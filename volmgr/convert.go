@@ -230,7 +230,7 @@ func pbVolume(v cluster.Volume) *pb.Volume {
 		ScrubEverySeconds: uint64(v.ScrubEvery / time.Second), ScrubBytesPerSecond: uint64(v.ScrubRate),
 		Authentication:        cmp.Or(v.Authentication, block.PropertyAuthentication.Default),
 		RebuildBytesPerSecond: uint64(v.RebuildRate), Rebuilds: list(v.Rebuilds, pbRebuild), Thin: v.Thin,
-		CloneOf: string(v.CloneOf), Failed: v.Failed, Sealed: pbTime(v.Sealed),
+		CloneOf: string(v.CloneOf), Failed: v.Failed, Sealed: pbTime(v.Sealed), Paths: uint32(max(1, v.Paths)),
 	}
 	if x := v.Restoring; x != nil {
 		out.RestoringTo = string(x.Name)
@@ -479,7 +479,7 @@ func pbWantedExport(x cluster.WantedExport) *pb.WantedExport {
 	return &pb.WantedExport{
 		VolumeId: x.Volume.String(), Epoch: uint64(x.Epoch), Nqn: string(x.NQN), Serial: x.Serial, Host: pbHost(x.Host),
 		ReadOnly: x.ReadOnly, Namespaces: list(x.Namespaces, pbWantedNamespace), Keys: pbKeys(x.Keys),
-		Process: x.Process,
+		Process: x.Process, Paths: uint32(x.Paths),
 	}
 }
 
@@ -508,7 +508,7 @@ func pbWantedLink(l cluster.WantedLink) *pb.WantedLink {
 		LegId: l.Leg.String(), Column: uint32(l.Column), Copy: uint32(l.Copy), State: toEnum[pb.LegState](pb.LegState_value, legStatePrefix, l.State),
 		Revision: l.Revision, Node: string(l.Node), Nqn: string(l.NQN), Nsid: l.NSID, Uuid: l.UUID.String(),
 		Portals: list(l.Portals, pbPortal), WriteThrough: l.WriteThrough, CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince, CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn,
-		LeaveOut: l.LeaveOut, Keys: pbKeys(l.Keys), Host: pbHost(l.Host),
+		LeaveOut: l.LeaveOut, Keys: pbKeys(l.Keys), Host: pbHost(l.Host), Paths: uint32(l.Paths),
 	}
 }
 

@@ -413,7 +413,8 @@ func (m *Manager) ScrubVolume(ctx context.Context, r *pb.ScrubVolumeRequest) (*p
 
 // UpdateVolume changes the properties that may change while a volume is in use.
 func (m *Manager) UpdateVolume(ctx context.Context, r *pb.UpdateVolumeRequest) (*pb.Volume, error) {
-	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted, Copies: int(r.Copies), Authentication: r.Authentication}
+	in := cluster.UpdateVolume{Volume: r.Volume, SetLabels: r.SetLabels, RemoveLabels: r.RemoveLabels, Formatted: r.Formatted, Copies: int(r.Copies), Authentication: r.Authentication,
+		Paths: int(min(r.Paths, math.MaxInt32)), LateWrites: r.AcceptLateWrites}
 	if r.ScrubEverySeconds != nil {
 		every := time.Duration(min(*r.ScrubEverySeconds, math.MaxInt64/uint64(time.Second))) * time.Second
 		in.ScrubEvery = &every

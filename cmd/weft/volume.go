@@ -366,6 +366,7 @@ func describeVolume(w io.Writer, v *pb.Volume, out *cli.Output) {
 		"generation", strconv.FormatUint(v.GetGeneration(), 10),
 		"scrub", scrubSchedule(v),
 		"rebuild rate", cmp.Or(rebuildRate(v), "no limit"),
+		"paths", portalsAtATime(v),
 		"authentication", v.GetAuthentication(),
 		"age", out.Age(v.GetCreated()),
 	}

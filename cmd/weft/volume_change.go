@@ -109,14 +109,11 @@ type volumeSetOptions struct {
 	every, rate       string // empty: unchanged
 	rebuildRate       string // likewise
 	authentication    string // likewise
+	paths             uint32 // 0: unchanged
+	lateWrites        bool
 }
 
-func newVolumeSet(g *cli.Globals) *cobra.Command {
-	var o volumeSetOptions
-	cmd := &cobra.Command{
-		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE] [--authentication WORD]",
-		Short: "Change a volume's copies, labels, scrubs, rebuilds, authentication, or use",
-		Long: `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
+const volumeSetHelp = `Set labels of a volume with KEY=VALUE, and remove them with KEY-, or all of them
 with '*-'. Other labels stay. A volume has at most 64 labels, with keys of up to
 317 bytes and values of up to 256, 8 KiB together.
 
@@ -146,13 +143,34 @@ With --authentication require, the volume's hosts and targets prove their
 identities to one another with keys that the manager makes for each grant, and
 the volume is not attached where one of them cannot. With prefer they do so
 wherever both can, and with off never. A change takes effect when the volume is
-attached the next time; "weft explain volume" says what is in force.`,
+attached the next time; "weft explain volume" says what is in force.
+
+With --paths 2 or more, a host whose kernel connects to the legs reaches each of
+them through so many portals of its target at a time, in turns, so that one
+volume uses the bandwidth of several networks. Hosts on the user-space path, and
+hosts without an agent, go on using one. A change takes effect when the volume is
+attached the next time. This gives up a promise: if a path fails, Linux sends a
+write again on another one at once, and the first may still be on its way. If it
+arrives after a newer write to the same blocks, it replaces that, although that
+was acknowledged. With one path, the default, this cannot happen: when the path
+fails, the target ends and drains the old connection first. So --paths needs
+--accept-late-writes, unless nobody writes the volume: it is sealed. On targets
+in the kernel, a volume that is not thin cannot get its first snapshot while a
+host has several paths to it.`
+
+func newVolumeSet(g *cli.Globals) *cobra.Command {
+	var o volumeSetOptions
+	cmd := &cobra.Command{
+		Use:   "set VOLUME [--copies N] [--label KEY=VALUE] [--formatted none] [--scrub-every TIME] [--rebuild-rate SIZE] [--authentication WORD] [--paths N]",
+		Short: "Change a volume's copies, labels, scrubs, authentication, paths, or use",
+		Long:  volumeSetHelp,
 		Example: `  weft volume set db1 --label tier=gold --label owner-
   weft volume set db1 --copies 3
   weft volume set db1 --scrub-every 7d --scrub-rate 50MiB
   weft volume set db1 --scrub-every off
   weft volume set db1 --rebuild-rate 500MiB
   weft volume set db1 --authentication require
+  weft volume set db1 --paths 2 --accept-late-writes
   weft volume set db1 --formatted none`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteVolumes,
@@ -169,6 +187,8 @@ attached the next time; "weft explain volume" says what is in force.`,
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	f.StringVar(&o.rebuildRate, "rebuild-rate", "", "most that is copied to legs in a second, as a `size` from 1MiB; \"off\" for no limit")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, "", "whether hosts and targets prove their identities to one another from the next attach on, as a `word`: require, prefer (wherever both can), or off")
+	f.Uint32Var(&o.paths, "paths", 0, "through how many portals at a time a host's kernel reaches each leg, 1 to 8; `0` leaves them as they are")
+	f.BoolVar(&o.lateWrites, "accept-late-writes", false, "with --paths: a write on a path that fails may replace a newer one that was acknowledged")
 	return cmd
 }
 
@@ -199,17 +219,17 @@ func (o volumeSetOptions) schedule(r *pb.UpdateVolumeRequest) error {
 }
 
 func (o volumeSetOptions) changeNothing() bool {
-	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "" && o.rebuildRate == "" && o.authentication == ""
+	return len(o.labels) == 0 && o.formatted == "" && o.copies == 0 && o.every == "" && o.rate == "" && o.rebuildRate == "" && o.authentication == "" && o.paths == 0
 }
 
 func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions, out *cli.Output) error {
 	switch {
 	case o.changeNothing():
-		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate, --authentication or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate, --authentication, --paths or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
 	}
-	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted, Copies: o.copies, Authentication: o.authentication}
+	r := &pb.UpdateVolumeRequest{Volume: o.volume, Formatted: o.formatted, Copies: o.copies, Authentication: o.authentication, Paths: o.paths, AcceptLateWrites: o.lateWrites}
 	if err := o.setLabels(r); err != nil {
 		return err
 	}
@@ -238,7 +258,18 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	if o.authentication != "" {
 		out.Say("authentication of volume %s: %s, from the next attach on", v.GetName(), v.GetAuthentication())
 	}
+	if o.paths != 0 {
+		out.Say("hosts reach each leg of volume %s through %s, from the next attach on", v.GetName(), portalsAtATime(v))
+	}
 	return out.Print(v, nil)
+}
+
+// portalsAtATime is how many paths a volume has.
+func portalsAtATime(v *pb.Volume) string {
+	if n := v.GetPaths(); n > 1 {
+		return fmt.Sprintf("up to %d portals at a time", n)
+	}
+	return "one portal at a time"
 }
 
 // rebuildRate is the most that is copied to a volume's legs; empty: no limit.

@@ -148,13 +148,20 @@ func TestSettingsAreWrittenWhereTheyDiffer(t *testing.T) {
 	files := map[string]string{}
 	addSubsystem(files, 0, 3, Live, map[int]block.UUID{1: legUUID})
 	files["module/nvme_core/parameters/max_retries"] = "5"
+	files["class/nvme-subsystem/nvme-subsys0/iopolicy"] = "numa"
+	addSubsystem(files, 1, 4, Live, map[int]block.UUID{1: otherUUID})
+	files["class/nvme-subsystem/nvme-subsys1/subsysnqn"] = string(testNQN) // listed twice, see FindNamespace
+	files["class/nvme-subsystem/nvme-subsys1/iopolicy"] = "queue-depth"
 	k := tree(t, files)
-	if err := errors.Join(k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second), k.RetryMost()); err != nil {
+	if _, err := k.FindNamespace(testNQN, 5, legUUID); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(k.SpreadPaths(testNQN), k.SetWriteThrough(Head{Name: "nvme0n1"}, true), k.SetIOTimeout(Path{Name: "nvme0c3n1"}, 5*time.Second), k.RetryMost()); err != nil {
 		t.Fatal(err)
 	}
 	// As in sysfs, a write is one write(2) over the old value, so a plain file keeps the rest
 	// of a longer one.
-	for name, want := range map[string]string{"block/nvme0n1/queue/write_cache": "write through", "block/nvme0c3n1/queue/io_timeout": "5000", "module/nvme_core/parameters/max_retries": "255"} {
+	for name, want := range map[string]string{"block/nvme0n1/queue/write_cache": "write through", "block/nvme0c3n1/queue/io_timeout": "5000", "module/nvme_core/parameters/max_retries": "255", "class/nvme-subsystem/nvme-subsys0/iopolicy": "round-robin", "class/nvme-subsystem/nvme-subsys1/iopolicy": "queue-depth"} {
 		if got, err := k.read(name); err != nil || !strings.HasPrefix(got, want) {
 			t.Errorf("%s = %q, %v; want %q", name, got, err, want)
 		}

@@ -219,6 +219,29 @@ func (t *Tree) SetIOTimeout(p Path, d time.Duration) error {
 	return t.write(name, want)
 }
 
+// SpreadPaths makes the kernel use all paths to the namespaces of a subsystem in turns, unless somebody chose how
+// already. By default it uses the one that is near to a processor (drivers/nvme/host/multipath.c, iopolicy).
+func (t *Tree) SpreadPaths(n block.NQN) error {
+	all, err := t.known(n)
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		name := subsystems + e.name + "/iopolicy"
+		now, err := t.read(name)
+		if err != nil {
+			return err
+		}
+		if now != "numa" {
+			continue
+		}
+		if err := t.write(name, "round-robin"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // RetryMost makes the kernel repeat a command as often as it can, 255 times and not 5, when a target
 // answers that it may be repeated, as one without space does. This is for all NVMe controllers of the
 // machine.

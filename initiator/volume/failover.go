@@ -66,18 +66,25 @@ func (p *planner) suspect(path Path) time.Time {
 	return time.Time{}
 }
 
-// failOver moves paths that have fallen silent, except those that are about to be cut.
+// failOver moves paths that have fallen silent, except those that are about to be cut. If the leg has another one, it
+// ends them.
 func (p *planner) failOver(cut []Path) {
 	if !p.c.Moves {
 		return
 	}
 	for _, path := range p.s.Paths {
 		l := p.linkOf(path.Subsystem)
-		if l == nil || p.paths(l) > 1 || path.State != PathLive && path.State != PathSilent || slices.Contains(cut, path.Path) {
+		if l == nil || path.State != PathLive && path.State != PathSilent || slices.Contains(cut, path.Path) {
 			continue
 		}
 		silent := p.s.Now.Sub(path.Silent)
 		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.patience(path) { // a host that was frozen cannot tell
+			continue
+		}
+		if p.paths(l) > 1 {
+			if path.Portal.Transport == block.TCP && p.spare(path) {
+				p.do(EndDead{path.Path})
+			}
 			continue
 		}
 		to := slices.DeleteFunc(p.refuges(l, path), func(to block.Portal) bool { return to.Transport != path.Portal.Transport })
@@ -85,6 +92,15 @@ func (p *planner) failOver(cut []Path) {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
+}
+
+// spare reports whether one of several paths to a leg is dead and another one is not, so that I/O which waits on the
+// first can go on. All of them count as silent if one is: a question about the leg goes through any of them.
+func (p *planner) spare(path PathSeen) bool {
+	return p.dead(path.Path, path.Silent) && slices.ContainsFunc(p.s.Paths, func(other PathSeen) bool {
+		tried := p.s.Tried[other.Path]
+		return other.Subsystem == path.Subsystem && other.Path != path.Path && other.State == PathLive && tried.OK && tried.At.After(path.Silent)
+	})
 }
 
 // refuges are the portals to which a silent path can move, the best first. A data path that hears legs

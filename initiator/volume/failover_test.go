@@ -29,6 +29,14 @@ func mover() *planner {
 	}
 }
 
+// several gives the leg another path, that is live, to its second portal. The kernel does not tell which one is silent.
+func several(p *planner, path *PathSeen) {
+	p.c.Hears, p.c.Multipath, p.w.Links[0].Paths = false, true, 2
+	other := *path
+	other.Path = Path{"nqn.a", portal(1)}
+	p.s.Paths, p.s.Tried = append(p.s.Paths, other), map[Path]Tried{}
+}
+
 func (p *planner) moves() (all []string) {
 	for _, o := range p.orders {
 		all = append(all, o.String())
@@ -75,6 +83,29 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 			path.Replaces, path.Silent = false, p.s.Now.Add(-Quiesce-time.Second)
 		}, []string{to(1)}},
 		{"beside another path of the leg", func(p *planner, _ *PathSeen) { p.c.Multipath, p.w.Links[0].Paths = true, 2 }, nil},
+		{"beside another path of the leg, at a target that accepts connections there", func(p *planner, path *PathSeen) {
+			several(p, path)
+			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: p.s.Now, OK: true}
+		}, []string{fmt.Sprintf("end nqn.a at %v, beside another path", portal(0))}},
+		{"beside another path of the leg, at a target that accepted connections there before", func(p *planner, path *PathSeen) {
+			several(p, path)
+			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: path.Silent.Add(-1), OK: true}
+		}, nil},
+		{"beside another path of the leg, at a portal that accepts connections, too", func(p *planner, path *PathSeen) {
+			several(p, path)
+			path.Silent = p.s.Now.Add(-3 * time.Second)
+			p.s.Tried[path.Path], p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: p.s.Now, OK: true}, Tried{At: p.s.Now, OK: true}
+		}, nil},
+		{"over RDMA, beside another path of the leg", func(p *planner, path *PathSeen) {
+			path.Portal.Transport = block.RDMA
+			several(p, path)
+			p.s.Trying[path.Path], p.s.Tried[Path{"nqn.a", portal(1)}] = p.s.Now.Add(-acceptsFor), Tried{At: p.s.Now, OK: true}
+		}, nil},
+		{"beside another path of the leg that is connecting", func(p *planner, path *PathSeen) {
+			several(p, path)
+			p.s.Paths[1].State = PathConnecting
+			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: p.s.Now, OK: true}
+		}, nil},
 		{"without another portal", func(p *planner, _ *PathSeen) { p.w.Links[0].Portals = p.w.Links[0].Portals[:1] }, nil},
 		{"of a leg that is recorded stale", func(p *planner, _ *PathSeen) { p.m.Records.NoteStale(legID(0, 0), 0) }, nil},
 		{"that no data path can move", func(p *planner, _ *PathSeen) { p.c.Moves = false }, nil},
@@ -112,6 +143,7 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		}, nil},
 	} {
 		p := mover()
+		p.s.Paths = slices.Grow(p.s.Paths, 1) // path stays where it is
 		c.change(p, &p.s.Paths[0])
 		p.failOver(nil)
 		if got := p.moves(); !slices.Equal(got, c.want) {

@@ -4122,8 +4122,13 @@ type UpdateVolumeRequest struct {
 	// Unset: unchanged.
 	RebuildBytesPerSecond *uint64 `protobuf:"varint,62,opt,name=rebuild_bytes_per_second,json=rebuildBytesPerSecond,proto3,oneof" json:"rebuild_bytes_per_second,omitempty"`
 	Authentication        string  `protobuf:"bytes,63,opt,name=authentication,proto3" json:"authentication,omitempty"` // as in Volume; empty: unchanged
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// As in Volume; 0: unchanged. With more than one path, a write that Linux sent on a path that then failed may be
+	// carried out late, over a newer one that was acknowledged on another path. So a volume that can be written gets
+	// more than one only if accept_late_writes says that this may be.
+	Paths            uint32 `protobuf:"varint,64,opt,name=paths,proto3" json:"paths,omitempty"`
+	AcceptLateWrites bool   `protobuf:"varint,65,opt,name=accept_late_writes,json=acceptLateWrites,proto3" json:"accept_late_writes,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *UpdateVolumeRequest) Reset() {
@@ -4217,6 +4222,20 @@ func (x *UpdateVolumeRequest) GetAuthentication() string {
 		return x.Authentication
 	}
 	return ""
+}
+
+func (x *UpdateVolumeRequest) GetPaths() uint32 {
+	if x != nil {
+		return x.Paths
+	}
+	return 0
+}
+
+func (x *UpdateVolumeRequest) GetAcceptLateWrites() bool {
+	if x != nil {
+		return x.AcceptLateWrites
+	}
+	return false
 }
 
 type GetCapacityRequest struct {
@@ -6078,7 +6097,7 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x06repair\x18\x04 \x01(\bR\x06repair\x12\"\n" +
 	"\x04from\x18\x05 \x03(\v2\x0e.weft.v1.PlaceR\x04from\x12\x14\n" +
 	"\x05pause\x18\x06 \x01(\bR\x05pause\x12\x16\n" +
-	"\x06resume\x18\a \x01(\bR\x06resume\"\xb7\x04\n" +
+	"\x06resume\x18\a \x01(\bR\x06resume\"\xfb\x04\n" +
 	"\x13UpdateVolumeRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12J\n" +
 	"\n" +
@@ -6089,7 +6108,9 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x13scrub_every_seconds\x18< \x01(\x04H\x00R\x11scrubEverySeconds\x88\x01\x01\x128\n" +
 	"\x16scrub_bytes_per_second\x18= \x01(\x04H\x01R\x13scrubBytesPerSecond\x88\x01\x01\x12<\n" +
 	"\x18rebuild_bytes_per_second\x18> \x01(\x04H\x02R\x15rebuildBytesPerSecond\x88\x01\x01\x12&\n" +
-	"\x0eauthentication\x18? \x01(\tR\x0eauthentication\x1a<\n" +
+	"\x0eauthentication\x18? \x01(\tR\x0eauthentication\x12\x14\n" +
+	"\x05paths\x18@ \x01(\rR\x05paths\x12,\n" +
+	"\x12accept_late_writes\x18A \x01(\bR\x10acceptLateWrites\x1a<\n" +
 	"\x0eSetLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\x16\n" +

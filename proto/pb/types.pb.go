@@ -2233,7 +2233,10 @@ type Volume struct {
 	// Since when no host writes the volume any more, for ever; unset: it is not sealed.
 	Sealed *timestamppb.Timestamp `protobuf:"bytes,90,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	// That it was to be made independent of the snapshot that it began as; unset: it was not.
-	Flattening    *Flattening `protobuf:"bytes,91,opt,name=flattening,proto3" json:"flattening,omitempty"`
+	Flattening *Flattening `protobuf:"bytes,91,opt,name=flattening,proto3" json:"flattening,omitempty"`
+	// Through how many portals at a time a host whose kernel connects reaches each leg; 1 or more. A change takes
+	// effect at the next grant.
+	Paths         uint32 `protobuf:"varint,93,opt,name=paths,proto3" json:"paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2518,6 +2521,13 @@ func (x *Volume) GetFlattening() *Flattening {
 		return x.Flattening
 	}
 	return nil
+}
+
+func (x *Volume) GetPaths() uint32 {
+	if x != nil {
+		return x.Paths
+	}
+	return 0
 }
 
 // Flattening says how far a volume is from needing nothing of the snapshot that it began as.
@@ -3521,7 +3531,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\bLegSpace\x12)\n" +
 	"\x10referenced_bytes\x18\x01 \x01(\x04R\x0freferencedBytes\x12\x1f\n" +
 	"\vfreed_bytes\x18\x02 \x01(\x04R\n" +
-	"freedBytes\"\xbb\v\n" +
+	"freedBytes\"\xd1\v\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
@@ -3568,7 +3578,8 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\x06sealed\x18Z \x01(\v2\x1a.google.protobuf.TimestampR\x06sealed\x123\n" +
 	"\n" +
 	"flattening\x18[ \x01(\v2\x13.weft.v1.FlatteningR\n" +
-	"flattening\x1a9\n" +
+	"flattening\x12\x14\n" +
+	"\x05paths\x18] \x01(\rR\x05paths\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xac\x01\n" +

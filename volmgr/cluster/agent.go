@@ -265,6 +265,7 @@ type WantedExport struct {
 	ReadOnly   bool
 	Namespaces []WantedNamespace
 	Process    bool // see Volume.inProcess
+	Paths      int  // how many controllers the host may have at a time; 0: one
 }
 
 // WantedNamespace is one leg inside a subsystem.
@@ -428,6 +429,7 @@ type WantedLink struct {
 	AllSince     uint64
 	Reborn       uint64
 	LeaveOut     string // why the host shall leave it out; empty: it shall not
+	Paths        int    // through how many portals at a time the host reaches it; 0: one
 	// Keys and Host: what to prove, and as which host to connect; zero: nothing, as itself.
 	Keys block.Keys
 	Host block.Host

@@ -58,6 +58,7 @@ func (s *State) Explain(nameOrID string) (Explanation, error) {
 		s.explainRebuilds(e, v)
 		s.explainLegs(e, v)
 		s.explainProven(e, v)
+		s.explainPaths(e, v)
 	}
 	slices.Sort(e.Actions)
 	e.Actions = slices.Compact(e.Actions)

@@ -514,3 +514,55 @@ func TestARestoredStoreKnowsThatLegsHaveTrees(t *testing.T) {
 		}
 	}
 }
+
+// A volume gets several paths only if late writes are accepted, from the next grant on; a grant keeps what it began with.
+// Meanwhile its legs do not change hands: the host would not follow with all of its paths.
+func TestSeveralPathsAreThoseOfAGrant(t *testing.T) {
+	w := newHandsWorld(t, false)
+	refused := func(in UpdateVolume, want string) {
+		t.Helper()
+		if err := w.step(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", in, err, want)
+		}
+	}
+	refused(UpdateVolume{Volume: "db1", Paths: 2}, "may replace a newer one that was acknowledged")
+	refused(UpdateVolume{Volume: "db1", Paths: MostPaths + 1, LateWrites: true}, "must be 1 to 8")
+	w.s.level = pathsLevel - 1
+	refused(UpdateVolume{Volume: "db1", Paths: 2, LateWrites: true}, "this begins with level 12")
+	w.s.level = pathsLevel
+	w.must(UpdateVolume{Volume: "db1", Paths: 1}) // as it is
+
+	have := func(when string, want int) {
+		t.Helper()
+		for _, l := range w.links("db1") {
+			if l.Paths != want {
+				t.Errorf("%s, the host has %d paths to the leg on %s, want %d", when, l.Paths, l.Node, want)
+			}
+		}
+		for node := range w.targets {
+			for _, x := range w.s.WantedTarget(node).Exports {
+				if x.Volume == w.volume("db1").ID && x.Paths != want {
+					t.Errorf("%s, %s admits %d paths, want %d", when, node, x.Paths, want)
+				}
+			}
+		}
+	}
+	w.must(UpdateVolume{Volume: "db1", Paths: 2, LateWrites: true})
+	have("in the old grant", 0)
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(Attach{Volume: "db1", Node: "c1"})
+	w.settle()
+	have("in the next grant", 2)
+	w.must(UpdateVolume{Volume: "db1", Paths: 1})
+	w.settle()
+	have("in the same grant", 2)
+	if err := w.take("mon", "db1"); err == nil || !strings.Contains(err.Error(), "uses 2 paths at a time") {
+		t.Errorf("a snapshot of legs that cannot change hands: %v", err)
+	}
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.must(Attach{Volume: "db1", Node: "c1"})
+	w.settle()
+	have("in the last grant", 0)
+}

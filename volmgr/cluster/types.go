@@ -393,6 +393,8 @@ type Volume struct {
 	// RebuildRate is the most that its host copies to legs in a second, all of them together; 0:
 	// no limit.
 	RebuildRate block.Size `json:"rebuild_rate,omitempty"`
+	// Paths is through how many portals at a time a host in the kernel reaches each leg; 0: one. See setPaths.
+	Paths int `json:"paths,omitempty"`
 	// Authentication is that of block.PropertyAuthentication; empty: its default. It counts for
 	// grants that are handed out from now on.
 	Authentication string `json:"authentication,omitempty"`
@@ -463,6 +465,8 @@ type Attachment struct {
 	SinceEpoch block.Epoch `json:"since_epoch,omitempty"`
 	// Proven says which targets and this host prove their identities to one another: see wanted.go.
 	Proven Proven `json:"proven,omitzero"`
+	// Paths is that of the volume when the grant was made; it stays while the grant lasts.
+	Paths int `json:"paths,omitempty"`
 	// Run is the process of the host's agent that heals the volume; empty: it is an attachment.
 	Run string `json:"run,omitempty"`
 	// Stock: the host has no agent; see stock.go.

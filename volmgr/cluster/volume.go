@@ -654,6 +654,10 @@ type UpdateVolume struct {
 	RebuildRate *block.Size
 	// Authentication is that of Volume, its default by name; empty: unchanged.
 	Authentication string
+	// Paths is that of Volume, 1 to MostPaths; 0: unchanged. LateWrites accepts what Volume.Paths says of more than
+	// one.
+	Paths      int
+	LateWrites bool
 }
 
 // The labels of drives keep Volume.Formatted and Volume.Authentication there.
@@ -735,7 +739,7 @@ func (in UpdateVolume) apply(t *tx) (view, error) {
 		}
 		t.volumeEvent(v, event.Info, event.VolumeFormatted, in.Formatted)
 	}
-	err = cmp.Or(t.setAuthentication(t.peek(v.ID), in.Authentication), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate))
+	err = cmp.Or(t.setAuthentication(t.peek(v.ID), in.Authentication), t.setPaths(t.peek(v.ID), in.Paths, in.LateWrites), t.schedule(t.peek(v.ID), in.ScrubEvery, in.ScrubRate))
 	if err != nil {
 		return nil, err
 	}
@@ -858,4 +862,62 @@ func fromDrives(onDrives map[string]string) (labels map[string]string, formatted
 		return labels, formatted, word
 	}
 	return labels, formatted, block.AuthenticationRequire // of a later version: the strictest that is known
+}
+
+// ---- several paths ----
+
+// A host reaches a leg through one portal at a time. If that falls silent, the target ends the old connection and
+// drains it before the host goes on through another one. With several at a time Linux sends a write again by
+// itself, at once, while the first may still be under way in the network or in a drive: it may be carried out over a
+// newer one of the same blocks that was acknowledged meanwhile (TestScenarioLateWrite shows it). In turn, one
+// connection gets the bandwidth of several networks.
+
+// MostPaths is through how many portals at a time a host may reach a leg.
+const MostPaths = 8
+
+// pathsLevel is the level from which on records hold Volume.Paths.
+const pathsLevel block.Level = 12
+
+// pathsOf is how many paths a grant for a host has.
+func (v *Volume) pathsOf(n *Node) int {
+	if n.Stock { // nothing tells it of them, or watches them
+		return 0
+	}
+	return v.Paths
+}
+
+// setPaths changes through how many portals at a time hosts reach a volume's legs; 0 leaves it.
+func (t *tx) setPaths(v *Volume, n int, lateWrites bool) error {
+	switch {
+	case n == 0 || n == max(1, v.Paths):
+		return nil
+	case n < 0 || n > MostPaths:
+		return invalid("paths", "%d: must be 1 to %d", n, MostPaths)
+	case n > 1 && !lateWrites && v.Sealed.IsZero():
+		return invalid("paths", "%s can be written: with %d paths at a time, a write that was sent on a path that then failed may replace a newer one that was acknowledged on another path", v.object(), n).
+			hint("accept that with --accept-late-writes, or leave one path at a time")
+	}
+	if err := t.needsLevel(pathsLevel, "several paths at a time"); err != nil {
+		return err
+	}
+	text := fmt.Sprintf("hosts in the kernel reach each leg through %d portals at a time from the next attach on", n)
+	if n == 1 {
+		text, n = "hosts reach each leg through one portal at a time from the next attach on", 0
+	}
+	t.volume(v.ID).Paths = n
+	t.volumeEvent(v, event.Info, event.VolumeUpdated, text)
+	return nil
+}
+
+// explainPaths says if hosts use several paths.
+func (s *State) explainPaths(e *Explanation, v *Volume) {
+	inUse := 0
+	for _, a := range v.grants() {
+		if inUse = max(inUse, a.Paths); a.Paths > 1 {
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s, if its kernel connects, reaches each leg through %d portals at a time; a write sent on a path that fails may replace a newer one: `weft volume set %s --paths 1` ends that at the next attach", a.Node, a.Paths, v.Name))
+		}
+	}
+	if v.Paths > 1 && inUse <= 1 {
+		e.Facts = append(e.Facts, fmt.Sprintf("hosts in the kernel reach each leg through %d portals at a time from the next attach on", v.Paths))
+	}
 }

@@ -174,6 +174,7 @@ func (s *State) export(v *Volume, a *Attachment, node block.NodeName) (WantedExp
 	x := WantedExport{
 		Volume: v.ID, Epoch: v.Epoch, NQN: s.nqn(v, a, node),
 		Serial: block.SerialNumber(v.ID), Host: a.Host, ReadOnly: a.Mode == AttachSharedReadOnly, Process: v.inProcess(s.nodes[node]),
+		Paths: a.Paths,
 	}
 	if s.proves(a, node) {
 		x.Host, x.Keys = s.identity(a, x.NQN)
@@ -279,6 +280,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 			Leg: l.ID, Column: l.Column, Copy: l.Copy, State: l.State, Revision: l.Revision, Node: l.Node,
 			NQN: s.nqn(v, a, l.Node), NSID: v.nsid(l), UUID: v.namespace(l), CopyAll: l.CopyAll, CopyAllSince: l.CopyAllSince,
 			CacheLost: l.CacheLost, AllSince: l.AllSince, Reborn: l.Reborn, Portals: v.portals(s.nodes[l.Node]),
+			Paths: a.Paths,
 		}
 		if d := s.drives[l.Drive]; d != nil {
 			link.WriteThrough = !d.VolatileCache
@@ -335,6 +337,8 @@ func (s *State) stays(v *Volume, node block.NodeName) string {
 		switch on := s.initiators[a.Node]; {
 		case a.Stock:
 			return fmt.Sprintf("host %s, which has the volume, has no agent", a.Node)
+		case a.Paths > 1:
+			return fmt.Sprintf("host %s, which has the volume, uses %d paths at a time", a.Node, a.Paths)
 		case rdma:
 			return fmt.Sprintf("host %s, which has the volume, may reach the target over RDMA", a.Node)
 		case on == nil || !on.status.Online:
