@@ -94,6 +94,15 @@ func (r *Recording) hold() time.Duration {
 	return 2 * time.Hour
 }
 
+// evaluation is the time between evaluations of the rules: a minute, as Prometheus does by itself, unless everything
+// stays as it is for days, of which promtool would take half a minute.
+func (r *Recording) evaluation() time.Duration {
+	if r.hold() > 24*time.Hour {
+		return 10 * time.Minute
+	}
+	return time.Minute
+}
+
 // Scrape adds what the daemons serve now, by the names of their instances.
 func (r *Recording) Scrape(daemons map[string]prometheus.Gatherer) error {
 	if r.series == nil {
@@ -169,6 +178,7 @@ func name(metric string, m *dto.Metric, instance, label, value string) string {
 type (
 	testFile struct {
 		RuleFiles []string   `json:"rule_files"`
+		Every     string     `json:"evaluation_interval"`
 		Tests     []ruleTest `json:"tests"`
 	}
 	ruleTest struct {
@@ -254,7 +264,7 @@ func (r *Recording) run(t testing.TB, rules string, queries []expressionTest) {
 		}
 		test.Series = append(test.Series, inputSeries{series, strings.Join(values, " ")})
 	}
-	text, err := yaml.Marshal(testFile{[]string{rules}, []ruleTest{test}})
+	text, err := yaml.Marshal(testFile{[]string{rules}, seconds(r.evaluation()), []ruleTest{test}})
 	if err != nil {
 		t.Fatal(err)
 	}
