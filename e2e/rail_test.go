@@ -90,18 +90,20 @@ func severalPaths(t *testing.T, by string) {
 	}
 	b.Weft("volume", "set", "db1", "--paths", "2", "--accept-late-writes")
 	device := b.Attach("db1", c1)
-	both := func() {
+	both := func(more int) { // and so many of other volumes
 		t.Helper()
 		b.Eventually(2*time.Minute, "both paths of each leg are there", func(context.Context) error {
 			for _, x := range b.Targets {
-				if first, second := paths(t, c1, x.Addr()), paths(t, c1, x.AddrOn(b.Rail)); first != 1 || second != 1 {
+				if first, second := paths(t, c1, x.Addr()), paths(t, c1, x.AddrOn(b.Rail)); min(first, second) != 1 || first+second != 2+more {
 					return fmt.Errorf("%s: %d and %d", x.Name(), first, second)
 				}
 			}
 			return nil
 		})
 	}
-	both()
+	both(0)
+	b.Create("db2", "256MiB", 1, 2) // with one path at a time, which fails together with one of the others
+	one := b.Write(c1, b.Attach("db2", c1), 64, 50, 1)
 	began := received(t, t1)
 	w := b.Write(c1, device, 64, 200, 1)
 	w.AwaitProgress(1000, time.Minute)
@@ -115,14 +117,20 @@ func severalPaths(t *testing.T, by string) {
 			rail.Cut(c1, t1)
 			time.Sleep(3 * time.Second)
 			w.AwaitProgress(50, time.Minute)
+			one.AwaitProgress(20, time.Minute)
 			nothingRecorded(t, b, "db1")
+			nothingRecorded(t, b, "db2")
 			rail.Heal(c1, t1)
-			both()
+			both(1)
 		}
 	}
-	w.Stop()
-	w.NoErrors()
+	for _, w := range []*testbed.Writer{w, one} {
+		w.Stop()
+		w.NoErrors()
+	}
 	nothingRecorded(t, b, "db1")
+	nothingRecorded(t, b, "db2")
+	b.Detach("db2")
 	stall, _ := w.Stall()
 	t.Logf("writes stood still for %v at most", stall)
 	b.Verify(c1, device, 64, testbed.Acks{}.Add(w))

@@ -331,6 +331,7 @@ func (a *Agent) report() *pb.InitiatorReport {
 		r.HealerId = a.healer
 	}
 	r.Authenticates = a.path != nil && a.path.authenticates()
+	_, r.SeveralPaths = a.path.(*kernelPath)
 	if o := a.newest.Newest(); o.Term > 0 {
 		r.Term, r.TermClusterId = o.Term, o.Cluster.String()
 	}

@@ -42,9 +42,9 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Cut:
 		k.countOutage(s, o.Path, o.Mute)
 		return k.release(ctx, s, o.Path, o.Mute, true)
-	case volume.EndDead:
+	case volume.BreakDead:
 		k.countOutage(s, o.Path, true)
-		return k.endDead(ctx, s, o.Path)
+		return k.breakDead(ctx, s, o.Path)
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
@@ -452,19 +452,22 @@ func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, m
 	})
 }
 
-// endDead deletes the controllers of one of several paths. The kernel sends again on the others what waits on it, which
-// Debian's 6.1 does only when a keep-alive in flight has timed out.
-func (k *kernelKeeper) endDead(ctx context.Context, s *seen, path volume.Path) error {
+// breakDead breaks the connections of one of several paths. The kernel sends again on the others what waits on it, which
+// Debian's 6.1 does only when a keep-alive in flight has timed out, and then tries to connect.
+func (k *kernelKeeper) breakDead(ctx context.Context, s *seen, path volume.Path) error {
 	if _, moves := k.moving[path.Subsystem]; moves {
 		return volume.ErrLater
 	}
-	var all []ending
-	for _, c := range s.controllersOf(path) {
-		all = append(all, ending{Controller: c, waits: true})
-	}
+	all := s.controllersOf(path)
 	k.moving[path.Subsystem] = pathMove{}
-	k.log.Warn("a dead path is ended, beside another one", "path", path.String())
-	return k.await(ctx, "end "+path.String(), keeper.Patience, func() error { return k.disconnect(ctx, all, true) }, func(err error) error {
+	k.log.Warn("the connection of a dead path is broken, beside another path", "path", path.String())
+	return k.await(ctx, "break "+path.String(), keeper.Patience, func() error {
+		for _, c := range all {
+			k.destroySockets(ctx, c)
+			k.awaitChange(ctx, c, noticeTimeout, fabrics.Live, fabrics.Resetting)
+		}
+		return nil
+	}, func(err error) error {
 		k.moved(path.Subsystem, err)
 		return err
 	})

@@ -398,7 +398,7 @@ func (k *kernelKeeper) prepare(ctx context.Context, n fabrics.Namespace, l *volu
 		}
 		if paths > 1 {
 			if err := k.kernel.host.SpreadPaths(nqn); err != nil {
-				k.log.Warn("one path alone is used", "nqn", nqn, "err", err)
+				k.log.Debug("the kernel chooses one path", "nqn", nqn, "err", err)
 			}
 		}
 		return nil
@@ -414,17 +414,15 @@ func (k *kernelKeeper) probe(s *seen) {
 		}
 		p.Probe(s.Now, s.Clock)
 		head := seen.head
-		addresses := s.controllers[seen.nqn]
+		live := slices.DeleteFunc(slices.Clone(s.controllers[seen.nqn]), func(c fabrics.Controller) bool { return c.State != fabrics.Live })
 		answered := make(chan struct{})
 		go k.lookOften(answered)
 		go func() {
 			err := k.kernel.host.Probe(head, k.agent.cfg.IOTimeout)
 			close(answered)
 			k.Mention(func() bool {
-				for _, c := range addresses {
-					if err == nil {
-						k.path.answers(c.Address)
-					}
+				if err == nil && len(live) == 1 { // else it may have been another one
+					k.path.answers(live[0].Address)
 				}
 				return p.Answered(err)
 			})

@@ -797,7 +797,7 @@ func initiatorReport(r *pb.InitiatorReport) (out cluster.InitiatorReport, err er
 	trimInitiator(r)
 	out = cluster.InitiatorReport{
 		Node: block.NodeName(r.Node), Labels: r.Labels, BootID: r.BootId, Version: r.Version, Level: block.SaidLevel(r.Level), Kernel: r.Kernel,
-		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates, Heals: r.HealerId, Freezes: r.Freezes,
+		Generation: r.Generation, Problems: list(r.Problems, fromProblem), Authenticates: r.Authenticates, Heals: r.HealerId, Freezes: r.Freezes, SeveralPaths: r.SeveralPaths,
 	}
 	if out.Highest, err = fromTerm(r.Term, r.TermClusterId); err != nil {
 		return out, err

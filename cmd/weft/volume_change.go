@@ -145,18 +145,18 @@ the volume is not attached where one of them cannot. With prefer they do so
 wherever both can, and with off never. A change takes effect when the volume is
 attached the next time; "weft explain volume" says what is in force.
 
-With --paths 2 or more, a host whose kernel connects to the legs reaches each of
-them through so many portals of its target at a time, in turns, so that one
-volume uses the bandwidth of several networks. Hosts on the user-space path, and
-hosts without an agent, go on using one. A change takes effect when the volume is
-attached the next time. This gives up a promise: if a path fails, Linux sends a
-write again on another one at once, and the first may still be on its way. If it
-arrives after a newer write to the same blocks, it replaces that, although that
-was acknowledged. With one path, the default, this cannot happen: when the path
-fails, the target ends and drains the old connection first. So --paths needs
---accept-late-writes, unless nobody writes the volume: it is sealed. On targets
-in the kernel, a volume that is not thin cannot get its first snapshot while a
-host has several paths to it.`
+With --paths 2, a host on the kernel path reaches each leg through two portals of
+its target at a time, in turns, so that one volume uses the bandwidth of two
+networks. Hosts on the user-space path, and hosts without an agent, go on using
+one. A change takes effect when the volume is attached the next time. This gives
+up a promise: if a path fails, Linux sends a write again on the other one at
+once, and the first may still be on its way. If it arrives after a newer write to
+the same blocks, it replaces that in this copy, although that was acknowledged,
+and nothing notices it but a scrub. With one path, the default, this cannot
+happen: when the path fails, the target ends and drains the old connection first.
+So --paths 2 needs --accept-late-writes, unless nobody writes the volume: it is
+sealed. On targets in the kernel, a volume that is not thin cannot get its first
+snapshot while a host has several paths to it.`
 
 func newVolumeSet(g *cli.Globals) *cobra.Command {
 	var o volumeSetOptions
@@ -187,7 +187,7 @@ func newVolumeSet(g *cli.Globals) *cobra.Command {
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	f.StringVar(&o.rebuildRate, "rebuild-rate", "", "most that is copied to legs in a second, as a `size` from 1MiB; \"off\" for no limit")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, "", "whether hosts and targets prove their identities to one another from the next attach on, as a `word`: require, prefer (wherever both can), or off")
-	f.Uint32Var(&o.paths, "paths", 0, "through how many portals at a time a host's kernel reaches each leg, 1 to 8; `0` leaves them as they are")
+	f.Uint32Var(&o.paths, "paths", 0, "through how many portals at a time a host's kernel reaches each leg, 1 or 2; `0` leaves them as they are")
 	f.BoolVar(&o.lateWrites, "accept-late-writes", false, "with --paths: a write on a path that fails may replace a newer one that was acknowledged")
 	return cmd
 }
@@ -226,6 +226,8 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	switch {
 	case o.changeNothing():
 		return cli.UsageError{Err: fmt.Errorf("nothing to change: --copies, --label, --scrub-every, --rebuild-rate, --authentication, --paths or --formatted is missing"), Hint: "such as --label tier=gold, or --label tier- to remove it"}
+	case o.lateWrites && o.paths < 2:
+		return cli.UsageError{Err: fmt.Errorf("--accept-late-writes: what for?"), Hint: "it goes with --paths 2"}
 	case o.formatted != "" && o.formatted != "none":
 		return cli.UsageError{Err: fmt.Errorf("--formatted %q is not known", o.formatted), Hint: "use none: nothing on the volume is needed"}
 	}
@@ -240,6 +242,15 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	if err != nil {
 		return err
 	}
+	if o.paths > 1 && v.GetPaths() != o.paths {
+		return fmt.Errorf("volume %s: its volume manager knows nothing of several paths: it is of an earlier version", v.GetName())
+	}
+	o.say(v, out)
+	return out.Print(v, nil)
+}
+
+// say tells what has changed.
+func (o volumeSetOptions) say(v *pb.Volume, out *cli.Output) {
 	if o.copies > 0 {
 		out.Say("volume %s has %d copies now%s", v.GetName(), o.copies, toCopy(v))
 	}
@@ -261,7 +272,6 @@ func runVolumeSet(ctx context.Context, api pb.ManagerClient, o volumeSetOptions,
 	if o.paths != 0 {
 		out.Say("hosts reach each leg of volume %s through %s, from the next attach on", v.GetName(), portalsAtATime(v))
 	}
-	return out.Print(v, nil)
 }
 
 // portalsAtATime is how many paths a volume has.

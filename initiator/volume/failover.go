@@ -67,7 +67,7 @@ func (p *planner) suspect(path Path) time.Time {
 }
 
 // failOver moves paths that have fallen silent, except those that are about to be cut. If the leg has another one, it
-// ends them.
+// breaks their connection.
 func (p *planner) failOver(cut []Path) {
 	if !p.c.Moves {
 		return
@@ -78,12 +78,12 @@ func (p *planner) failOver(cut []Path) {
 			continue
 		}
 		silent := p.s.Now.Sub(path.Silent)
-		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.patience(path) { // a host that was frozen cannot tell
+		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.wait(l, path) { // a host that was frozen cannot tell
 			continue
 		}
 		if p.paths(l) > 1 {
 			if path.Portal.Transport == block.TCP && p.spare(path) {
-				p.do(EndDead{path.Path})
+				p.do(BreakDead{path.Path})
 			}
 			continue
 		}
@@ -92,6 +92,14 @@ func (p *planner) failOver(cut []Path) {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
+}
+
+// wait is how long a path may be silent before what waits on it goes elsewhere.
+func (p *planner) wait(l *Link, path PathSeen) time.Duration {
+	if p.paths(l) > 1 { // nothing of it has to end first
+		return p.l.FailOver
+	}
+	return p.patience(path)
 }
 
 // spare reports whether one of several paths to a leg is dead and another one is not, so that I/O which waits on the

@@ -86,7 +86,12 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		{"beside another path of the leg, at a target that accepts connections there", func(p *planner, path *PathSeen) {
 			several(p, path)
 			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: p.s.Now, OK: true}
-		}, []string{fmt.Sprintf("end nqn.a at %v, beside another path", portal(0))}},
+		}, []string{fmt.Sprintf("break nqn.a at %v, beside another path", portal(0))}},
+		{"beside another path of the leg, for a moment only, at a target that keeps old controllers", func(p *planner, path *PathSeen) {
+			path.Replaces, path.Silent = false, p.s.Now.Add(-failOverLimits.FailOver)
+			several(p, path)
+			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: p.s.Now, OK: true}
+		}, nil},
 		{"beside another path of the leg, at a target that accepted connections there before", func(p *planner, path *PathSeen) {
 			several(p, path)
 			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: path.Silent.Add(-1), OK: true}

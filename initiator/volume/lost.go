@@ -84,7 +84,7 @@ func (p *planner) judge(m *member, c CopySeen) {
 	}
 }
 
-// window is how long a member may be silent. While its path moves to another portal, or one of several ends, and the
+// window is how long a member may be silent. While its path moves to another portal, or one of several is broken, and the
 // other portal has accepted a connection, it has longer: to give it up would not end the wait sooner.
 func (p *planner) window(m *member) time.Duration {
 	if m.Link != nil && p.moving(m.Link.NQN) {

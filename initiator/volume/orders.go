@@ -99,8 +99,9 @@ type (
 		Path
 		Mute bool
 	}
-	// EndDead ends a path whose target does not answer there, beside another one through which what waits on it goes on.
-	EndDead struct{ Path }
+	// BreakDead breaks the connection of a path whose target does not answer there, beside another one through which
+	// what waits on it goes on. The host connects it again when it can.
+	BreakDead struct{ Path }
 	// FailFast makes the I/O on a path fail, or wait again, from the moment in which the host
 	// notices that the connection is gone. It changes nothing on a path whose loss the host has noticed already.
 	FailFast struct {
@@ -209,7 +210,7 @@ func (o RecordStale) String() string       { return "record-stale" + legsOf(o.Le
 func (o RecordInSync) String() string      { return "record-in-sync" + legsOf(o.Legs) }
 func (o WriteNote) String() string         { return "note" }
 func (o Cut) String() string               { return "cut " + o.Path.String() + mute(o.Mute) }
-func (o EndDead) String() string           { return "end " + o.Path.String() + ", beside another path" }
+func (o BreakDead) String() string         { return "break " + o.Path.String() + ", beside another path" }
 func (o FailFast) String() string {
 	if o.On {
 		return "fail fast " + o.Path.String()

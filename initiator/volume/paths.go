@@ -28,10 +28,22 @@ func (p *planner) connect() {
 				there++
 			}
 		}
-		if portals := p.portals(l); there < p.paths(l) && len(portals) > 0 {
+		if portals := p.portals(l); there < p.paths(l) && len(portals) > 0 && (there == 0 || p.accepts(Path{l.NQN, portals[0]})) {
 			p.do(Connect{Path: Path{Subsystem: l.NQN, Portal: portals[0]}, Others: len(portals) > 1, Keys: l.Keys, Host: l.Host})
 		}
 	}
+}
+
+// accepts reports whether a portal has accepted a connection lately, and has it tried otherwise. While the kernel
+// connects to a silent portal it connects nothing else, also not what other volumes wait for; so that is not done for a
+// path beside another one.
+func (p *planner) accepts(path Path) bool {
+	tried := p.s.Tried[path]
+	if p.s.Now.Sub(tried.At) >= tryEvery {
+		p.do(Try{path})
+		return false
+	}
+	return tried.OK
 }
 
 // paths is the number of portals that this host connects to for a leg's subsystem.
@@ -217,7 +229,9 @@ func (p *planner) endSurplus() {
 		}
 		seen[l.NQN] = true
 		live := 0
-		p.endReplaced(l.NQN)
+		if p.paths(l) == 1 {
+			p.endReplaced(l.NQN)
+		}
 		for _, portal := range p.inTurn(l) {
 			path := Path{l.NQN, portal}
 			if p.seen(path).State != PathLive {

@@ -745,24 +745,32 @@ func TestACutPathTakesOnlyThoseThatHaveNoOther(t *testing.T) {
 }
 
 // A host connects to as many portals of a leg as the wanted state says, one if it says nothing
-// or the data path cannot use several.
+// or the data path cannot use several. To those after the first it connects only if they accept connections: what the
+// kernel connects to a silent portal keeps it from connecting anything else.
 func TestALegHasAsManyPathsAsWanted(t *testing.T) {
 	for name, caps := range ways {
-		for wanted, want := range map[int]int{0: 1, 1: 1, 2: 2, 9: 3} {
-			if !caps.Multipath {
-				want = 1
-			}
-			l := Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), portal(2)}, Paths: wanted}
-			s := &Seen{}
-			for range 5 { // turns
-				p := &planner{c: caps, s: s, w: &Wanted{Links: []Link{l}}, m: &Memory{}}
-				p.connect()
-				for _, o := range p.orders {
-					s.Paths = append(s.Paths, PathSeen{Path: o.(Connect).Path, State: PathConnecting})
+		for _, accept := range []bool{true, false} {
+			for wanted, want := range map[int]int{0: 1, 1: 1, 2: 2, 9: 3} {
+				if !caps.Multipath || !accept {
+					want = 1
 				}
-			}
-			if len(s.Paths) != want {
-				t.Errorf("%s: with %d wanted it connects %v, want %d paths", name, wanted, s.Paths, want)
+				l := Link{NQN: "nqn.a", Portals: []block.Portal{portal(0), portal(1), portal(2)}, Paths: wanted}
+				s := &Seen{Now: time.Unix(1e9, 0), Tried: map[Path]Tried{}}
+				for range 9 { // turns
+					p := &planner{c: caps, s: s, w: &Wanted{Links: []Link{l}}, m: &Memory{}}
+					p.connect()
+					for _, o := range p.orders {
+						switch o := o.(type) {
+						case Connect:
+							s.Paths = append(s.Paths, PathSeen{Path: o.Path, State: PathConnecting})
+						case Try:
+							s.Tried[o.Path] = Tried{At: s.Now, OK: accept}
+						}
+					}
+				}
+				if len(s.Paths) != want {
+					t.Errorf("%s: with %d wanted it connects %v, want %d paths; the others accept connections: %v", name, wanted, s.Paths, want, accept)
+				}
 			}
 		}
 	}

@@ -60,8 +60,8 @@ type PathSeen struct {
 
 	// Only for a connection that was made:
 	Silent time.Time // since when nothing has come back on it, or since it was moved here then; zero: something has
-	// Moving: another connection to its target is being made in its place, or it is the new one; or one that was beside
-	// it is being ended.
+	// Moving: another connection to its target is being made in its place, or it is the new one; or one beside it is
+	// being broken.
 	Moving bool
 	// Changes: it moves because its leg changes hands, and its target may be silent or refuse meanwhile.
 	Changes bool

@@ -3511,7 +3511,8 @@ type InitiatorReport struct {
 	// The process of the agent, if it can copy to a volume's legs without a device: see
 	// WantedAttachment. Empty: it cannot.
 	HealerId      string `protobuf:"bytes,20,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
-	Freezes       bool   `protobuf:"varint,17,opt,name=freezes,proto3" json:"freezes,omitempty"` // the host can freeze file systems: see Hold
+	Freezes       bool   `protobuf:"varint,17,opt,name=freezes,proto3" json:"freezes,omitempty"`                               // the host can freeze file systems: see Hold
+	SeveralPaths  bool   `protobuf:"varint,18,opt,name=several_paths,json=severalPaths,proto3" json:"several_paths,omitempty"` // the host can use several paths to a leg at a time: see WantedLink.paths
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3668,6 +3669,13 @@ func (x *InitiatorReport) GetHealerId() string {
 func (x *InitiatorReport) GetFreezes() bool {
 	if x != nil {
 		return x.Freezes
+	}
+	return false
+}
+
+func (x *InitiatorReport) GetSeveralPaths() bool {
+	if x != nil {
+		return x.SeveralPaths
 	}
 	return false
 }
@@ -6757,7 +6765,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0fWantedNamespace\x12\x12\n" +
 	"\x04nsid\x18\x01 \x01(\rR\x04nsid\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12\x12\n" +
-	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xba\x05\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\"\xdf\x05\n" +
 	"\x0fInitiatorReport\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2$.weft.v1.InitiatorReport.LabelsEntryR\x06labels\x12\x17\n" +
@@ -6780,7 +6788,8 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\rauthenticates\x18\x0f \x01(\bR\rauthenticates\x12\x14\n" +
 	"\x05level\x18\x10 \x01(\rR\x05level\x12\x1b\n" +
 	"\thealer_id\x18\x14 \x01(\tR\bhealerId\x12\x18\n" +
-	"\afreezes\x18\x11 \x01(\bR\afreezes\x1a9\n" +
+	"\afreezes\x18\x11 \x01(\bR\afreezes\x12#\n" +
+	"\rseveral_paths\x18\x12 \x01(\bR\fseveralPaths\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"g\n" +

@@ -296,6 +296,8 @@ type InitiatorReport struct {
 	Heals string
 	// Freezes: the host can freeze file systems.
 	Freezes bool
+	// SeveralPaths: the host can use several paths to a leg at a time.
+	SeveralPaths bool
 }
 
 // Phase is the progress of an attachment on its host.

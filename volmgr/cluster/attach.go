@@ -269,7 +269,7 @@ func (t *tx) grant(v *Volume, n *Node) {
 	v.Attachment = &Attachment{
 		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
 		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(), SinceEpoch: v.Epoch, Stock: n.Stock,
-		Paths: v.pathsOf(n),
+		Paths: t.s.pathsOf(v, n),
 	}
 	if n.Stock {
 		v.Attachment.SinceEpoch = 0 // an agent that takes the host over knows nothing of it

@@ -526,7 +526,7 @@ func TestSeveralPathsAreThoseOfAGrant(t *testing.T) {
 		}
 	}
 	refused(UpdateVolume{Volume: "db1", Paths: 2}, "may replace a newer one that was acknowledged")
-	refused(UpdateVolume{Volume: "db1", Paths: MostPaths + 1, LateWrites: true}, "must be 1 to 8")
+	refused(UpdateVolume{Volume: "db1", Paths: MostPaths + 1, LateWrites: true}, "must be 1 to 2")
 	w.s.level = pathsLevel - 1
 	refused(UpdateVolume{Volume: "db1", Paths: 2, LateWrites: true}, "this begins with level 12")
 	w.s.level = pathsLevel

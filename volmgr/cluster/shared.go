@@ -162,7 +162,7 @@ func (v *Volume) sameName(n *Node) *Attachment {
 
 // share adds a host to the current shared epoch, or begins one.
 func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
-	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC(), Paths: v.pathsOf(n)}
+	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n)}
 	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
 		t.beginShared(v, mode)
 	}

@@ -441,7 +441,7 @@ func (w *snapWorld) holding(h *snapHost, v block.VolumeID) bool {
 }
 
 func (w *snapWorld) hostReport(h *snapHost) InitiatorReport {
-	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel, Freezes: !h.old}
+	r := InitiatorReport{Node: h.name, BootID: h.bootID(), Generation: h.generation, Host: hostOf(string(h.name)), Level: block.KnownLevel, Freezes: !h.old, SeveralPaths: !h.old}
 	for _, id := range sorted(h.volumes) {
 		v := h.volumes[id]
 		a := AttachmentReport{Volume: id, Epoch: v.Epoch, Grant: v.Grant, Phase: PhaseServing, Tells: true, Holds: map[string]HoldState{}, Freezes: map[string]FreezeReport{}}

@@ -228,7 +228,7 @@ func (t *tx) shareAnew(v *Volume, l *Leg) {
 		if n := t.nodes.peek(a.Node); a.State != Detaching && n != nil {
 			v.Shared = append(v.Shared, Attachment{
 				Node: a.Node, Host: n.Host, Mode: a.Mode, Epoch: v.Epoch, State: Granting, BootID: n.InitiatorBoot,
-				GaveUp: why, JoinedAt: t.gen, Since: t.now.UTC(), Paths: a.Paths,
+				GaveUp: why, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n),
 			})
 		}
 	}

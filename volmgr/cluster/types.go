@@ -65,6 +65,7 @@ type AgentStatus struct {
 	Problems   []Problem
 	HandsOver  bool   // of a target: its next process can take over from it
 	Freezes    bool   // of an initiator: it can freeze file systems
+	ManyPaths  bool   // of an initiator: it can use several paths to a leg at a time
 	Refused    string // why its reports are ignored: it belongs to another cluster; derived, for readers
 }
 

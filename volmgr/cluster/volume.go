@@ -872,15 +872,16 @@ func fromDrives(onDrives map[string]string) (labels map[string]string, formatted
 // newer one of the same blocks that was acknowledged meanwhile (TestScenarioLateWrite shows it). In turn, one
 // connection gets the bandwidth of several networks.
 
-// MostPaths is through how many portals at a time a host may reach a leg.
-const MostPaths = 8
+// MostPaths is through how many portals at a time a host may reach a leg. With more, two could fail at once.
+const MostPaths = 2
 
 // pathsLevel is the level from which on records hold Volume.Paths.
 const pathsLevel block.Level = 12
 
-// pathsOf is how many paths a grant for a host has.
-func (v *Volume) pathsOf(n *Node) int {
-	if n.Stock { // nothing tells it of them, or watches them
+// pathsOf is how many paths a grant for a host has. The target of a host that can use one alone ends the old path when
+// that moves, which it does not if it may have several.
+func (s *State) pathsOf(v *Volume, n *Node) int {
+	if on := s.initiators[n.Name]; n.Stock || on == nil || !on.status.ManyPaths {
 		return 0
 	}
 	return v.Paths
@@ -893,14 +894,14 @@ func (t *tx) setPaths(v *Volume, n int, lateWrites bool) error {
 		return nil
 	case n < 0 || n > MostPaths:
 		return invalid("paths", "%d: must be 1 to %d", n, MostPaths)
-	case n > 1 && !lateWrites && v.Sealed.IsZero():
+	case n > 1 && !lateWrites && !v.unwritten():
 		return invalid("paths", "%s can be written: with %d paths at a time, a write that was sent on a path that then failed may replace a newer one that was acknowledged on another path", v.object(), n).
 			hint("accept that with --accept-late-writes, or leave one path at a time")
 	}
 	if err := t.needsLevel(pathsLevel, "several paths at a time"); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("hosts in the kernel reach each leg through %d portals at a time from the next attach on", n)
+	text := fmt.Sprintf("hosts on the kernel path reach each leg through %d portals at a time from the next attach on", n)
 	if n == 1 {
 		text, n = "hosts reach each leg through one portal at a time from the next attach on", 0
 	}
@@ -909,15 +910,21 @@ func (t *tx) setPaths(v *Volume, n int, lateWrites bool) error {
 	return nil
 }
 
-// explainPaths says if hosts use several paths.
+// explainPaths says which hosts use several paths, and what changes when they attach the volume the next time.
 func (s *State) explainPaths(e *Explanation, v *Volume) {
-	inUse := 0
+	others := len(v.grants()) == 0 && v.Paths > 1
 	for _, a := range v.grants() {
-		if inUse = max(inUse, a.Paths); a.Paths > 1 {
-			e.Facts = append(e.Facts, fmt.Sprintf("host %s, if its kernel connects, reaches each leg through %d portals at a time; a write sent on a path that fails may replace a newer one: `weft volume set %s --paths 1` ends that at the next attach", a.Node, a.Paths, v.Name))
+		others = others || a.Paths != s.pathsOf(v, s.nodes[a.Node])
+		if a.Paths <= 1 {
+			continue
 		}
+		text := fmt.Sprintf("host %s reaches each leg through up to %d portals at a time", a.Node, a.Paths)
+		if a.Mode != AttachSharedReadOnly && !v.unwritten() {
+			text += ": if one fails, a write may be carried out late, over a newer one"
+		}
+		e.Facts = append(e.Facts, text)
 	}
-	if v.Paths > 1 && inUse <= 1 {
-		e.Facts = append(e.Facts, fmt.Sprintf("hosts in the kernel reach each leg through %d portals at a time from the next attach on", v.Paths))
+	if others {
+		e.Facts = append(e.Facts, fmt.Sprintf("from the next attach on, hosts on the kernel path reach each leg through up to %d portals at a time", max(1, v.Paths)))
 	}
 }
