@@ -244,14 +244,25 @@ func (w *chunkWrite) recorded(err error) {
 		w.end(err)
 		return
 	}
+	if !moves(w.was, w.slot) {
+		w.show()
+		return
+	}
+	go func() { // it waits for the drive
+		if err := w.leg.tree.supersede(w.was); err != nil {
+			w.end(err)
+			return
+		}
+		w.show()
+	}()
+}
+
+// show is recorded, once an older record in another slot is cleared.
+func (w *chunkWrite) show() {
 	t := w.leg.tree
 	s := t.stripe(w.chunk)
 	s.mu.Lock()
-	if t.showGrains(w.id, w.slot, w.was, w.chunk, w.touched, w.zeroBefore()) {
-		s.mu.Unlock()
-		go func() { w.end(t.supersede(w.was)) }() // it waits for the drive
-		return
-	}
+	t.showGrains(w.id, w.slot, w.was, w.chunk, w.touched, w.zeroBefore())
 	t.drop(s, w.chunk, w.taken)
 	s.mu.Unlock()
 	w.answer(nil)

@@ -264,20 +264,26 @@ func (t *Tree) addGrains(id, slot, was, chunk uint32, grains uint64, fua bool) e
 	if err := t.put(slot, fua, func(e *entry) { e.add(id, chunk, grains, zero) }); err != nil {
 		return err
 	}
+	if moves(was, slot) {
+		if err := t.supersede(was); err != nil {
+			return err
+		}
+	}
 	s := t.stripe(chunk)
 	s.mu.Lock()
-	replaced := t.showGrains(id, slot, was, chunk, grains, zero)
+	t.showGrains(id, slot, was, chunk, grains, zero)
 	s.mu.Unlock()
-	if replaced {
-		return t.supersede(was)
-	}
 	return nil
 }
+
+// moves reports whether a layer's record of a chunk, which was in the slot old if that is not 0, comes to another
+// slot.
+func moves(old, slot uint32) bool { return old != 0 && old != slot }
 
 // zeroMoved is the grains that come to a slot with the layer's record, which was in another slot: one without
 // a chunk, so they are zeroes.
 func (t *Tree) zeroMoved(slot, was uint32) uint64 {
-	if was == 0 || was == slot {
+	if !moves(was, slot) {
 		return 0
 	}
 	return t.record(was).have.Load()
@@ -290,12 +296,11 @@ func (e *entry) add(layer, chunk uint32, grains, zero uint64) {
 	e.zero = (e.zero | zero) &^ grains
 }
 
-// showGrains makes look-ups see what add has made of a record. True: the record was has to be superseded.
-// The caller holds the stripe.
-func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) bool {
-	replaced := was != 0 && was != slot
-	if replaced {
-		t.unlink(was, chunk)
+// showGrains makes look-ups see what add has made of a record, and gives up the slot of the record that it has
+// superseded. The caller holds the stripe.
+func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) {
+	if moves(was, slot) {
+		t.dropSuperseded(was, chunk)
 	}
 	linked := t.record(slot).layer != 0
 	t.publish(slot, func(r *record) {
@@ -309,23 +314,26 @@ func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) bool
 		t.link(slot)
 		t.retop(chunk)
 	}
-	return replaced
 }
 
-// supersede clears the record of a slot that is in no chain any more, since a newer one is in
-// another slot. That must be before the newer one may be cleared: else this one would count again.
+// supersede clears the record of a slot on the drive, since a newer one is in another slot. That must be
+// before the newer one may be cleared: else this one would count again. And it must be before look-ups see
+// the newer one: what is written to its chunk in place would be lost if the newer record were, and this one
+// counted (see damage.go). dropSuperseded follows.
 func (t *Tree) supersede(slot uint32) error {
 	if t.volatile {
 		if err := t.flush(); err != nil {
 			return t.fail(err) // the slot is lost to this tree, and its record may come back
 		}
 	}
-	if err := t.put(slot, false, func(e *entry) { *e = entry{} }); err != nil {
-		return err
-	}
+	return t.put(slot, false, func(e *entry) { *e = entry{} })
+}
+
+// dropSuperseded gives up the slot of a record that supersede has cleared. The caller holds the stripe.
+func (t *Tree) dropSuperseded(slot, chunk uint32) {
+	t.unlink(slot, chunk)
 	t.publish(slot, func(r *record) { r.set(entry{}) })
 	t.free(slot)
-	return nil
 }
 
 // zero makes whole grains read as zeroes, and gives up what needs no space any more. What is in the
@@ -404,13 +412,17 @@ func (t *Tree) clearSlot(slot, chunk uint32, fua bool) error {
 // slot. The caller has taken all grains of the chunk.
 func (t *Tree) replace(old, slot uint32, next entry, fua bool) error {
 	err := t.put(slot, fua, func(e *entry) { e.layer, e.chunk, e.have, e.zero = next.layer, next.chunk, next.have, next.zero })
+	if err == nil && moves(old, slot) {
+		err = t.supersede(old)
+	}
 	if err != nil {
 		return err
 	}
 	s := t.stripe(next.chunk)
 	s.mu.Lock()
-	if old != 0 && old != slot {
-		t.unlink(old, next.chunk)
+	defer s.mu.Unlock()
+	if moves(old, slot) {
+		t.dropSuperseded(old, next.chunk)
 	}
 	if t.record(slot).layer != 0 {
 		t.unlink(slot, next.chunk)
@@ -422,9 +434,5 @@ func (t *Tree) replace(old, slot uint32, next entry, fua bool) error {
 	})
 	t.link(slot)
 	t.retop(next.chunk)
-	s.mu.Unlock()
-	if old != 0 && old != slot {
-		return t.supersede(old)
-	}
 	return nil
 }
