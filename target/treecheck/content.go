@@ -12,19 +12,20 @@ import (
 )
 
 // Content returns what a leg's head or a snapshot reads as, from the drive on which Check has found the
-// tree. Nothing may change on the drive meanwhile.
+// tree. Nothing may change on the drive meanwhile. Reads of what is unknown fail with ErrUnknown.
 func (t *Tree) Content(r io.ReaderAt, first int64, object block.UUID) (*io.SectionReader, error) {
 	l := slices.IndexFunc(t.Layers, func(l Layer) bool { return l.Object == object && l.State != "doomed" })
 	if l < 0 {
 		return nil, fmt.Errorf("tree %v: no layer is %v", t.ID, object)
 	}
 	scratch := *t // its findings are known
+	scratch.lost = nil
 	drive := &checker{r: r, first: first, count: math.MaxUint32}
 	all, err := drive.tables(&scratch)
 	if err != nil {
 		return nil, err
 	}
-	c := &content{drive: drive, layers: map[uint32]Layer{}, top: t.Layers[l].ID, records: all, base: t.Base}
+	c := &content{drive: drive, tree: t, layers: map[uint32]Layer{}, top: t.Layers[l].ID, records: all, base: t.Base}
 	for _, l := range t.Layers {
 		c.layers[l.ID] = l
 	}
@@ -34,6 +35,7 @@ func (t *Tree) Content(r io.ReaderAt, first int64, object block.UUID) (*io.Secti
 // content is a layer as the layers below it complete it.
 type content struct {
 	drive   *checker
+	tree    *Tree
 	layers  map[uint32]Layer
 	top     uint32
 	records map[uint32][]record // by chunk
@@ -57,6 +59,9 @@ func (c *content) ReadAt(p []byte, off int64) (n int, err error) {
 func (c *content) grain(p []byte, at int64) error {
 	clear(p)
 	of, bit := c.records[uint32(at/mib)], uint64(1)<<(at%mib/kib16)
+	if len(c.tree.lost) > 0 && c.tree.fault(c.top, uint32(at/mib), of, c.layers)&bit != 0 {
+		return fmt.Errorf("read at %d: %w", at, ErrUnknown)
+	}
 	based := false
 	for id := c.top; id != 0; id = c.layers[id].Parent {
 		based = c.layers[id].OverBase

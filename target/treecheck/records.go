@@ -49,11 +49,11 @@ func (c *checker) tables(t *Tree) (map[uint32][]record, error) {
 		if e >= c.count {
 			continue
 		}
-		a, err := c.read(records*64, c.at(e)+64<<10)
+		a, err := c.readTable(c.at(e) + 64<<10)
 		if err != nil {
 			return nil, err
 		}
-		b, err := c.read(records*64, c.at(e)+512<<10)
+		b, err := c.readTable(c.at(e) + 512<<10)
 		if err != nil {
 			return nil, err
 		}
@@ -65,12 +65,13 @@ func (c *checker) tables(t *Tree) (map[uint32][]record, error) {
 // table adds the records of one extent, from both copies of its table.
 func (t *Tree) table(all map[uint32][]record, a, b []byte, e uint32, size map[uint32]uint64) {
 	differ, bad := 0, 0
+	var lost []uint32
 	for slot := range uint32(records) {
 		x, chunkX, okX := parse(a[slot*64:][:64], t.ID, e, slot)
 		y, chunkY, okY := parse(b[slot*64:][:64], t.ID, e, slot)
 		switch {
 		case !okX && !okY:
-			t.damage("extent %d, slot %d: both copies of the record are bad; up to 1 MiB of some layer reads wrongly", e, slot)
+			lost = append(lost, slot)
 			continue
 		case !okX || !okY:
 			bad++
@@ -82,6 +83,7 @@ func (t *Tree) table(all map[uint32][]record, a, b []byte, e uint32, size map[ui
 		}
 		t.take(all, x, chunkX, size)
 	}
+	t.noteLost(e, lost)
 	if differ > 0 {
 		t.left("extent %d: %d records differ between the copies of the table", e, differ)
 	}
@@ -90,18 +92,20 @@ func (t *Tree) table(all map[uint32][]record, a, b []byte, e uint32, size map[ui
 	}
 }
 
+// reserved reports whether a slot is never used.
+func reserved(t *Tree, e, slot uint32) bool { return slot == 0 || slot <= 2 && e == t.Home }
+
 // take adds a record to those that count, if it names a layer of the tree and may.
 //
 // Branches: a check of each field.
 func (t *Tree) take(all map[uint32][]record, r record, chunk uint32, size map[uint32]uint64) {
-	reserved := r.slot == 0 || r.slot <= 2 && r.extent == t.Home
 	bytes, known := size[r.layer]
 	switch {
 	case r.layer == 0:
 		if r.have|r.zero != 0 || chunk != 0 {
 			t.damage("extent %d, slot %d: a free record that is not empty", r.extent, r.slot)
 		}
-	case reserved:
+	case reserved(t, r.extent, r.slot):
 		t.damage("extent %d, slot %d: a record where none may be", r.extent, r.slot)
 	case r.have == 0 || r.zero&^r.have != 0 || !r.chunk() && r.data() != 0:
 		t.damage("extent %d, slot %d: grains %#x, of them zeroes %#x, are not possible there", r.extent, r.slot, r.have, r.zero)

@@ -55,6 +55,8 @@ type Tree struct {
 	TotalBytes uint64     `json:"total_bytes"` // for data
 	UsedBytes  uint64     `json:"used_bytes"`  // of it; the rest is free
 	Findings   []Finding  `json:"findings"`
+
+	lost []place // records that are bad in both copies
 }
 
 // Damaged reports whether the tree has lost something.
@@ -73,6 +75,8 @@ type Layer struct {
 	UsedBytes       uint64     `json:"used_bytes"`       // chunks of its own
 	ReferencedBytes uint64     `json:"referenced_bytes"` // grains that it reads as data
 	FreedBytes      uint64     `json:"freed_bytes"`      // chunks that come free if it is deleted
+	// UnknownBytes are grains that may have been in records which are lost.
+	UnknownBytes uint64 `json:"unknown_bytes,omitempty"`
 }
 
 // Finding is one thing that is not as it should be.
@@ -226,6 +230,7 @@ func (c *checker) check(id block.UUID, s *sighting) (*Tree, error) {
 	if err != nil {
 		return nil, err
 	}
+	t.unknown(all)
 	t.count(all)
 	return t, nil
 }
