@@ -188,9 +188,9 @@ func (t *Tree) Settling(leg block.UUID) (s Settling) {
 }
 
 // alone returns the layer of a leg that has the tree to itself, with a base that is large enough; nil
-// if it has not. The caller holds a stripe.
+// if it has not, or the tree is damaged. The caller holds a stripe.
 func (t *Tree) alone(leg block.UUID) *layer {
-	if len(t.layers) != 1 {
+	if len(t.layers) != 1 || t.damage != nil {
 		return nil
 	}
 	for _, l := range t.layers {

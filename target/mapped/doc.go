@@ -33,6 +33,8 @@
 //   - If metadata cannot be written the tree stops: every later I/O fails with ErrFailed. So it does if a
 //     drive with a volatile cache may have lost writes, since the tree in memory has records that the
 //     drive may lack.
+//   - Of a tree with records that are bad in both copies, everything that is certain is read, nothing is
+//     guessed, and nothing is changed but which layers are deleted (Damage).
 //
 // What a tree promises on a drive with a volatile cache is what the drive promises: acknowledged
 // writes are durable after a flush. Data is durable before the record that names it.

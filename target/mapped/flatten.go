@@ -58,6 +58,9 @@ func (t *Tree) Flatten(ctx context.Context, owned func() func(object block.UUID)
 			return nil
 		}
 		if err == nil {
+			err = t.intact()
+		}
+		if err == nil {
 			err = t.flatten(ctx, id, pace)
 		}
 		if err != nil {

@@ -73,6 +73,14 @@ func (t *Tree) relate() {
 // change commits what edit makes of the superblock, shows it to look-ups, and then calls also, which
 // changes how open legs look. The caller holds admin.
 func (t *Tree) change(edit func(*super) error, also func()) error {
+	if err := t.intact(); err != nil {
+		return err
+	}
+	return t.changeDamaged(edit, also)
+}
+
+// changeDamaged is change for what is right in a damaged tree as well.
+func (t *Tree) changeDamaged(edit func(*super) error, also func()) error {
 	next := t.super.clone()
 	if err := edit(next); err != nil {
 		return err
@@ -310,7 +318,7 @@ func (t *Tree) Delete(object block.UUID) error {
 		return fmt.Errorf("delete %v: %w", object, ErrInUse)
 	}
 	id := l.ID
-	if err := t.change(func(s *super) error { s.byID(id).State = StateDoomed; return nil }, func() {}); err != nil {
+	if err := t.changeDamaged(func(s *super) error { s.byID(id).State = StateDoomed; return nil }, func() {}); err != nil {
 		return fmt.Errorf("delete %v: %w", object, err)
 	}
 	return nil

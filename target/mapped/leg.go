@@ -120,6 +120,9 @@ func (l *Leg) Submit(io *block.IO) {
 	if err == nil {
 		err = l.tree.Err()
 	}
+	if err == nil {
+		err = l.refuses(io)
+	}
 	if err != nil {
 		io.Complete(err)
 		return

@@ -16,7 +16,7 @@ import (
 // Reclaim gives back the space of deleted layers, and returns when no more can be had: a layer under
 // several others waits until one is left, and one that is pinned until it is not. I/O goes on meanwhile. If ctx ends, the next call goes on
 // from there. What cannot be read keeps its layer, and nothing else; in the end Reclaim fails with the first
-// such error.
+// such error. A damaged tree gives nothing back.
 func (t *Tree) Reclaim(ctx context.Context) error {
 	t.reclaiming.Lock()
 	defer t.reclaiming.Unlock()
@@ -59,6 +59,9 @@ func (t *Tree) Reclaimable() bool {
 // nextDoomed chooses a deleted layer that has no child, or else one that has a single child and is not among
 // those to be kept. Pinned layers are not chosen. It returns 0 if there is none.
 func (t *Tree) nextDoomed(kept map[uint32]bool) (doomed, child uint32) {
+	if t.damage != nil {
+		return 0, 0
+	}
 	t.admin.Lock()
 	defer t.admin.Unlock()
 	pinned := t.pinned()

@@ -122,7 +122,7 @@ func (t *Tree) addExtent(number uint32) *extent {
 
 // Open opens a tree: it repairs what a crash may have left, and takes extents of the place that the
 // tree has not used yet. ErrUnfinished means that Format was cut off, so that there was nothing in
-// the tree; ErrDamaged names what is damaged in both copies.
+// the tree; ErrDamaged names what is damaged in both copies. A tree of which records are is opened, see Damage.
 func Open(p Place) (*Tree, error) {
 	t, err := open(p)
 	if err != nil {
@@ -153,6 +153,10 @@ func open(p Place) (*Tree, error) {
 	t.relate()
 	if err := t.index(); err != nil {
 		return nil, err
+	}
+	if t.damage != nil { // nothing may be written to it, and nothing is free
+		t.measure()
+		return t, nil
 	}
 	t.fill()
 	if err := t.addNew(p.Extents); err != nil {
@@ -235,37 +239,33 @@ func (t *Tree) openTables() error {
 	}
 	all := *t.extents.Load()
 	highest := make([]uint64, len(all))
-	damaged := make([][]int, len(all))
+	bad := make([][]int, len(all))
 	var group errgroup.Group
 	group.SetLimit(16) // reads in flight, so that a large tree opens at the drive's speed
 	for i, e := range all {
 		group.Go(func() (err error) {
-			highest[i], damaged[i], err = t.openTable(e)
+			highest[i], bad[i], err = t.openTable(e)
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	for i, slots := range damaged {
-		if len(slots) > 0 {
-			return fmt.Errorf("%w: both copies of the records %v of extent %d", ErrDamaged, slots, all[i].number)
-		}
-	}
+	t.lose(bad)
 	t.seq.Store(slices.Max(highest))
 	return nil
 }
 
-// openTable reads both copies of an extent's table, and writes again the blocks in which they
-// differ.
-func (t *Tree) openTable(e *extent) (highest uint64, damaged []int, err error) {
+// openTable reads both copies of an extent's table, and writes again the blocks in which they differ. It
+// returns the slots whose records are bad in both; their blocks stay as they are.
+func (t *Tree) openTable(e *extent) (highest uint64, bad []int, err error) {
 	if err := t.openHead(e); err != nil {
 		return 0, nil, err
 	}
 	var raw [2][]byte
 	for c := range raw {
 		raw[c] = make([]byte, tableSize)
-		if err := block.ReadAt(t.below, raw[c], e.at+tableAt[c]); err != nil {
+		if err := t.readTable(raw[c], e.at+tableAt[c]); err != nil {
 			return 0, nil, fmt.Errorf("read the table of extent %d: %w", e.number, err)
 		}
 	}
@@ -275,24 +275,42 @@ func (t *Tree) openTable(e *extent) (highest uint64, damaged []int, err error) {
 		if block.AllZero(raw[0][from:to]) && block.AllZero(raw[1][from:to]) {
 			continue
 		}
-		records := new([perBlock]record)
+		records, known := new([perBlock]record), len(bad)
 		for i := range records {
 			slot := b*perBlock + i
-			good, ok := newer(raw[0][slot*recordSize:], raw[1][slot*recordSize:], t.place.Tree, e.number, slot)
-			if !ok || good.layer != 0 && slot <= len(superAt) && e.number == t.place.home() {
-				damaged = append(damaged, slot)
-				continue
+			good, ok, err := t.goodRecord(raw, e.number, slot)
+			if err != nil {
+				return 0, nil, err
+			}
+			if !ok {
+				bad = append(bad, slot)
 			}
 			highest = max(highest, good.seq)
 			records[i].set(good)
 			good.encode(want[slot*recordSize:][:recordSize], t.place.Tree, e.number, slot)
 		}
 		e.blocks[b].records.Store(records)
+		if len(bad) > known { // it may be read again one day
+			for c := range raw {
+				copy(raw[c][from:to], want[from:to])
+			}
+		}
 	}
-	if len(damaged) > 0 {
-		return 0, damaged, nil
+	return highest, bad, t.repairTable(e, raw, want)
+}
+
+// goodRecord returns the record of a slot that counts; false if both copies are bad. Those of slots that are never
+// used do not matter.
+func (t *Tree) goodRecord(raw [2][]byte, extent uint32, slot int) (good entry, ok bool, err error) {
+	good, ok = newer(raw[0][slot*recordSize:], raw[1][slot*recordSize:], t.place.Tree, extent, slot)
+	reserved := slot == 0 || slot <= len(superAt) && extent == t.place.home()
+	switch {
+	case !ok:
+		return entry{}, reserved, nil
+	case reserved && good.layer != 0:
+		return entry{}, false, fmt.Errorf("%w: a record in slot %d of extent %d, where none may be", ErrDamaged, slot, extent)
 	}
-	return highest, nil, t.repairTable(e, raw, want)
+	return good, true, nil
 }
 
 // openHead writes the head of an extent again if it is not as it should be. The superblock says
@@ -300,7 +318,7 @@ func (t *Tree) openTable(e *extent) (highest uint64, damaged []int, err error) {
 func (t *Tree) openHead(e *extent) error {
 	head, want := make([]byte, unit), encodeHead(t.place.Tree, t.place.Drive, e.number, e.number == t.place.home())
 	err := block.ReadAt(t.below, head, e.at)
-	if err == nil && !bytes.Equal(head, want) {
+	if err == nil && !bytes.Equal(head, want) || errors.Is(err, block.ErrMedium) {
 		err = block.WriteAt(t.below, want, e.at)
 	}
 	if err != nil {
@@ -340,7 +358,8 @@ func (t *Tree) repairTable(e *extent, raw [2][]byte, want []byte) error {
 }
 
 // index makes the chains. Of two records for one layer and chunk the newer counts, and the other is
-// cleared on the drive: if it stayed, it would count again when the newer one is gone.
+// cleared on the drive: if it stayed, it would count again when the newer one is gone. In a damaged tree
+// none goes.
 func (t *Tree) index() error {
 	slots, err := t.byLayer()
 	if err != nil {
@@ -362,12 +381,15 @@ func (t *Tree) index() error {
 	}
 	for _, slot := range losers {
 		t.record(slot).set(entry{seq: t.record(slot).seq})
+		if t.damage != nil {
+			continue
+		}
 		if err := t.put(slot, false, func(*entry) {}); err != nil {
 			return err
 		}
 		t.publish(slot, func(*record) {})
 	}
-	if len(losers) == 0 {
+	if len(losers) == 0 || t.damage != nil {
 		return nil
 	}
 	return block.Flush(t.below)
@@ -488,7 +510,11 @@ func (t *Tree) addNew(extents []uint32) error {
 func (t *Tree) AddExtents(extents []uint32) error {
 	p := t.place
 	p.Extents = extents
-	if err := p.check(); err != nil {
+	err := p.check()
+	if err == nil {
+		err = t.intact()
+	}
+	if err != nil {
 		return fmt.Errorf("add extents to tree %v: %w", t.place.Tree, err)
 	}
 	if err := t.addNew(extents); err != nil {

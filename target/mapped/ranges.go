@@ -174,7 +174,7 @@ func (t *Tree) allocated(l *layer, chunk uint32) uint64 {
 		v.look(r)
 		return v.seen != allGrains
 	})
-	return v.data | t.fromBase(l, chunk, v.seen)
+	return v.data | t.fromBase(l, chunk, v.seen) | t.unknown(l, chunk)
 }
 
 // differing returns the grains in which two layers may differ: all but those that one record decides
@@ -198,5 +198,5 @@ func (t *Tree) differing(a, b *layer, chunk uint32) uint64 {
 	}
 	mine, theirs := t.fromBase(a, chunk, of.seen), t.fromBase(b, chunk, other.seen)
 	of.data, other.data, same = of.data|mine, other.data|theirs, same|mine&theirs
-	return (of.data | other.data) &^ same
+	return (of.data|other.data)&^same | t.unknown(a, chunk) | t.unknown(b, chunk)
 }

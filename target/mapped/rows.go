@@ -154,6 +154,8 @@ func (t *Tree) rows(object block.UUID, size block.Size, most int) ([]Row, error)
 		return nil, ErrState
 	case t.Err() != nil:
 		return nil, t.Err()
+	case t.damage != nil && t.damage.Unknown[object] > 0:
+		return nil, t.damage
 	case size == 0 || size > l.Size || size%unit != 0:
 		return nil, fmt.Errorf("%v of %v: %w", size, l.Size, block.ErrRange)
 	}

@@ -75,6 +75,7 @@ type Tree struct {
 	losses   uint64 // of the drive, when the tree was opened
 	seq      atomic.Uint64
 	failure  atomic.Pointer[error]
+	damage   *DamageError // nil: none; see Damage
 	closing  atomic.Bool
 
 	shared  sharedFlushes
