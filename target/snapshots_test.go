@@ -225,6 +225,24 @@ func TestLegsThatShareATreeReportTheirOwnSpace(t *testing.T) {
 	}
 }
 
+// A leg in a damaged tree is served, and says so. The tree gets no space, whatever is free in it.
+func TestALegInADamagedTreeIsServedAndSaysSo(t *testing.T) {
+	w := want().leg(1, 1, 1, 0).leg(2, 1, 0, 0).thin().from(1, freeze, false)
+	legs := []*pb.LegLabel{w.recorded(0, true), w.recorded(1, true)}
+	tree := userspace.TreeSeen{Damage: "records are lost", Unknown: map[block.UUID]block.Size{legID(2).UUID: block.MiB}}
+	_, r, problems := planned(w, legs, map[string]userspace.TreeSeen{treeID: tree})
+	if r.GetDamage() != tree.Damage || r.GetUnknownBytes() != uint64(block.MiB) || r.GetError() != "" || r.GetFull() || len(problems) > 0 {
+		t.Errorf("report %v, problems %v", r, problems)
+	}
+	grows := func() []string { return ordersOf[growTree](flatteningPlan(tree, 2, func(wish, []*pb.LegLabel) {})) }
+	if orders := grows(); len(orders) > 0 {
+		t.Errorf("it gets space: %v", orders)
+	}
+	if tree.Damage = ""; len(grows()) == 0 {
+		t.Error("a tree without damage gets none")
+	}
+}
+
 // ---- an agent ----
 
 // onFiles is a world whose agent serves a file as its drive, in real time.

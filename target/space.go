@@ -41,9 +41,10 @@ func flattensFor(tree userspace.TreeSeen) bool {
 	return false
 }
 
-// quiet reports whether nobody needs space in a tree: it has stopped, or is open for legs in the kernel alone.
+// quiet reports whether nobody needs space in a tree: it has stopped, is damaged and so takes none, or is open for
+// legs in the kernel alone.
 func quiet(tree userspace.TreeSeen) bool {
-	return tree.Err != "" || tree.Idle && !flattensFor(tree)
+	return tree.Err != "" || tree.Damage != "" || tree.Idle && !flattensFor(tree)
 }
 
 // endFlattening stops what is being flattened on a drive and is not to be, for whatever reason: its leg may
@@ -126,6 +127,7 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	}
 	report.Space = spaceOf(tree, w.id)
+	report.Damage, report.UnknownBytes = tree.Damage, uint64(tree.Unknown[w.id.UUID])
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
 	report.Full = tree.Full && !tree.Idle && len(d.label.Reserve) == 0
 	if !p.kernels(w) {
@@ -186,6 +188,7 @@ func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) strin
 	tree := d.trees[record.GetTreeId()]
 	report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	report.Space = spaceOf(tree, w.id)
+	report.Damage, report.UnknownBytes = tree.Damage, uint64(tree.Unknown[w.id.UUID])
 	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again
 	return ""

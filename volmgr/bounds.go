@@ -165,7 +165,7 @@ func trimTarget(r *pb.TargetReport) {
 		shorten(&d.Device, &d.Error)
 	}
 	for _, l := range r.Legs {
-		shorten(&l.Error, &l.KernelRefuses)
+		shorten(&l.Error, &l.KernelRefuses, &l.Damage)
 	}
 	t.left = t.left[:min(len(t.left), problemsMost)]
 	r.Problems = t.problems(r.Problems)

@@ -771,7 +771,7 @@ func fromVolumeLabel(v *pb.VolumeLabel) (out evidence.VolumeLabel, err error) {
 func fromLegReport(l *pb.LegReport) (out cluster.LegReport, err error) {
 	out = cluster.LegReport{Ready: l.Ready, Zeroed: block.Size(l.ZeroedBytes), Size: block.Size(l.SizeBytes), Error: l.Error, Used: block.Size(l.UsedBytes), Full: l.Full, Returning: block.Size(l.ReturningBytes), Copied: block.Size(l.CopiedBytes)}
 	out.Flat, out.FlatLeft, out.FlatWaits = l.Flat, block.Size(l.FlatteningBytes), l.FlatteningWaitsFor
-	out.KernelRefuses = l.KernelRefuses
+	out.KernelRefuses, out.Damage, out.Unknown = l.KernelRefuses, l.Damage, block.Size(l.UnknownBytes)
 	if x := l.Space; x != nil {
 		out.Space = &cluster.LegSpace{Referenced: block.Size(x.ReferencedBytes), Freed: block.Size(x.FreedBytes)}
 	}

@@ -1812,6 +1812,9 @@ type LegReport struct {
 	CopiedBytes   uint64    `protobuf:"varint,12,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
 	KernelRefuses string    `protobuf:"bytes,13,opt,name=kernel_refuses,json=kernelRefuses,proto3" json:"kernel_refuses,omitempty"` // of a leg in a tree: why it cannot be in_kernel
 	Space         *LegSpace `protobuf:"bytes,14,opt,name=space,proto3" json:"space,omitempty"`                                      // of a leg in a tree, as of some minutes ago; unset: not counted yet
+	// Of a leg in a tree of which records are lost: which. It takes no writes. So much of it cannot be read, at most.
+	Damage        string `protobuf:"bytes,15,opt,name=damage,proto3" json:"damage,omitempty"`
+	UnknownBytes  uint64 `protobuf:"varint,16,opt,name=unknown_bytes,json=unknownBytes,proto3" json:"unknown_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1942,6 +1945,20 @@ func (x *LegReport) GetSpace() *LegSpace {
 		return x.Space
 	}
 	return nil
+}
+
+func (x *LegReport) GetDamage() string {
+	if x != nil {
+		return x.Damage
+	}
+	return ""
+}
+
+func (x *LegReport) GetUnknownBytes() uint64 {
+	if x != nil {
+		return x.UnknownBytes
+	}
+	return 0
 }
 
 // Admission states that this node does not export the volume at any epoch below this
@@ -6583,7 +6600,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x0frestoring_to_id\x18\x15 \x01(\tR\rrestoringToId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8d\x04\n" +
 	"\tLegReport\x12\x15\n" +
 	"\x06leg_id\x18\x01 \x01(\tR\x05legId\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12!\n" +
@@ -6601,7 +6618,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x14flattening_waits_for\x18\v \x01(\tR\x12flatteningWaitsFor\x12!\n" +
 	"\fcopied_bytes\x18\f \x01(\x04R\vcopiedBytes\x12%\n" +
 	"\x0ekernel_refuses\x18\r \x01(\tR\rkernelRefuses\x12'\n" +
-	"\x05space\x18\x0e \x01(\v2\x11.weft.v1.LegSpaceR\x05space\">\n" +
+	"\x05space\x18\x0e \x01(\v2\x11.weft.v1.LegSpaceR\x05space\x12\x16\n" +
+	"\x06damage\x18\x0f \x01(\tR\x06damage\x12#\n" +
+	"\runknown_bytes\x18\x10 \x01(\x04R\funknownBytes\">\n" +
 	"\tAdmission\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"O\n" +

@@ -391,6 +391,8 @@ func (h *held) leaveBase(name string, id block.LegID) error {
 			return err
 		case needed:
 			return drive.ErrNeeded
+		case t.Damage() != nil: // it gives nothing back
+			return t.Damage()
 		case len(t.Base()) > 0:
 			h.reclaim(name, t)
 			return errors.New("what was deleted in its tree is being given back")

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -679,6 +680,60 @@ func TestLegsOfADamagedTreeCanGo(t *testing.T) {
 		t.Errorf("the label has trees %v and legs %v", l.Trees, l.Legs)
 	}
 	p.end(t)
+}
+
+// A tree with lost records is read as far as it is known, and takes nothing. Its legs can go, and it goes with the
+// last one.
+func TestATreeWithLostRecordsIsRead(t *testing.T) {
+	p := newPlanted(t)
+	p.carve(t, monday)
+	p.write(t, leg, 'a', 0, 1)
+	must(t, p.prepare(monday, block.GiB, freezeOf(leg)))
+	p.write(t, leg, 'b', 1)
+	p.stop(t)
+	p.loseRecord(t, 3) // the first slot of the tree has monday's chunk 0
+	p.serve(t)
+	seen := p.disk.Trees()[leg.String()]
+	if !strings.Contains(seen.Damage, "the records 3 of extent 0") || seen.Unknown[leg.UUID] == 0 || seen.Unknown[monday.UUID] == 0 || seen.Full || seen.Err != "" || seen.Unreclaimed != "" {
+		t.Errorf("the tree is seen as %+v", seen)
+	}
+	p.use(t, leg, func(d Device) {
+		b := make([]byte, 4096)
+		if err := block.ReadAt(d, b, 1<<20); err != nil || b[0] != 'b' {
+			t.Errorf("chunk 1 is %q, %v", b[:1], err)
+		}
+		if err := block.ReadAt(d, b, 0); !errors.Is(err, block.ErrMedium) {
+			t.Errorf("read what is unknown: %v", err)
+		}
+		if err := block.WriteAt(d, b, 1<<20); !errors.Is(err, block.ErrMedium) {
+			t.Errorf("write: %v", err)
+		}
+	})
+	p.carve(t, tuesday)
+	if err := p.prepare(tuesday, block.GiB, freezeOf(leg)); !errors.Is(err, mapped.ErrDamaged) {
+		t.Errorf("a snapshot of it: %v", err)
+	}
+	must(t, p.disk.ShrinkTree(leg.String(), 0))
+	must(t, errors.Join(p.disk.FreeLeg(monday), p.disk.FreeLeg(tuesday)))
+	p.idle(t)
+	p.stop(t)
+	must(t, p.disk.FreeLeg(leg))
+	if l := p.disk.Label(); len(l.Trees)+len(l.Legs) > 0 {
+		t.Errorf("the label has trees %v and legs %v", l.Trees, l.Legs)
+	}
+	p.end(t)
+}
+
+// loseRecord makes both copies of a record of the tree's home extent bad.
+func (p *plantedDrive) loseRecord(t *testing.T, slot int64) {
+	t.Helper()
+	f, err := os.OpenFile(p.path, os.O_WRONLY, 0)
+	must(t, err)
+	for _, at := range []int64{64 << 10, 512 << 10} {
+		_, err := f.WriteAt(bytes.Repeat([]byte{0x5a}, 64), int64(drive.FirstExtent)+at+slot*64)
+		must(t, err)
+	}
+	must(t, f.Close())
 }
 
 // What stops giving back space is bounded by who waits for it.

@@ -228,8 +228,11 @@ func (r *Rows) create(kernel KernelMapper, n block.DeviceNumber, tree string, le
 		}
 		return err
 	})
-	if errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState) { // it lies in the leg
+	switch {
+	case errors.Is(err, mapped.ErrTooManyRows) || errors.Is(err, mapped.ErrState): // it lies in the leg
 		r.refuse(leg, err, time.Time{})
+	case errors.Is(err, mapped.ErrDamaged): // the kernel would read zeroes for what is unknown
+		r.refuse(leg, err, passes)
 	}
 	return err
 }

@@ -248,6 +248,17 @@ func TestTheKernelServesWhatIsNeverWritten(t *testing.T) {
 	p.end(t)
 }
 
+// The kernel gets no snapshot that is not known as a whole: it would read zeroes for the rest. One that is known it gets.
+func TestTheKernelGetsNothingThatIsUnknown(t *testing.T) {
+	p := inKernel(t)
+	p.loseRecord(t, 7) // what tuesday has over monday
+	err := p.rows.Do(p.kernelStep(t, dm.OpCreate, tuesday))
+	if !errors.Is(err, mapped.ErrDamaged) || p.rows.Refused(tuesday) == "" || len(p.kernel.names()) > 0 {
+		t.Errorf("create = %v, refused: %q; the kernel has %v", err, p.rows.Refused(tuesday), p.kernel.names())
+	}
+	p.end(t)
+}
+
 // A process dies after each change that it makes in the kernel. The next one serves the leg from either place.
 func TestAProcessMayDieWhileTheKernelGetsALeg(t *testing.T) {
 	for after := 0; ; after++ {

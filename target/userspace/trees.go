@@ -120,6 +120,10 @@ type TreeSeen struct {
 	CopyWaits  bool   // a copy of a snapshot's leg waits for more space than is left to those who write
 	Idle       bool   // nobody writes to it, or copies: it is open for the kernel's legs, or for work in the background
 	Err        string // why it has stopped
+	// Damage says which of its records are lost, so that it is only read; empty: none. Unknown is how much of
+	// each leg may have been in them: it must not be changed.
+	Damage  string
+	Unknown map[block.UUID]block.Size
 }
 
 // usedEvery is how often the used space is looked at anew, since it changes all the time.
@@ -160,6 +164,9 @@ func (t *trees) seen(now time.Time) (all map[string]TreeSeen, due []*openTree) {
 		}
 		if err := o.Err(); err != nil {
 			seen.Err = err.Error()
+		}
+		if damage := o.Damage(); damage != nil {
+			seen.Damage, seen.Unknown = damage.Error(), damage.Unknown
 		}
 		all[id] = seen
 	}
@@ -313,7 +320,7 @@ func (h *held) openFresh(id string) (*openTree, error) {
 		tree.Close()
 		return nil, errors.Join(err, device.Close())
 	}
-	if tree.Space().Free == 0 {
+	if tree.Damage() == nil && tree.Space().Free == 0 {
 		o.fullSince() // its writers did not stop waiting when the last process ended
 	}
 	h.trees.mu.Lock()

@@ -161,6 +161,10 @@ type LegReport struct {
 	Copied block.Size
 	// Of a leg in a tree: why the kernel does not serve it in place of a process.
 	KernelRefuses string
+	// Of a leg in a tree of which records are lost: which. It takes no writes, and so much of it, at most, cannot
+	// be read.
+	Damage  string
+	Unknown block.Size
 }
 
 // Admission is a target's promise that no host can write to a volume through its node at an
@@ -457,10 +461,36 @@ type target struct {
 
 	// Of each drive, as the labels were when they were last compared with the records.
 	strays   map[block.DriveID][]image.Extent // extents that labels list and no record has
+	damaged  map[block.LegID]bool             // those in damaged trees
 	unknown  map[block.DriveID]block.Size     // the most that legs without a record can take of the label
 	compared map[block.DriveID]uint64         // the count of touches then
 	// relabelled are the labels that have changed since.
 	relabelled map[block.DriveID][]evidence.LegLabel
+}
+
+// observeLeg takes the report of a leg, and reports whether more or less may be servable.
+func (on *target) observeLeg(l LegReport) (serving bool) {
+	was := on.legs.Get(l.Leg)
+	if l.KernelRefuses != "" && was.KernelRefuses == "" {
+		on.refuses = append(on.refuses, l.Leg)
+	}
+	on.legs.Set(on.by, l.Leg, l)
+	return on.noteDamage(l.Leg, l.Damage != "") || was.Error != l.Error
+}
+
+// noteDamage notes whether a leg is in a damaged tree, and reports whether that is new.
+func (on *target) noteDamage(id block.LegID, damaged bool) (changed bool) {
+	if on.damaged[id] == damaged {
+		return false
+	}
+	on.damaged = maps.Clone(on.damaged)
+	if on.damaged == nil {
+		on.damaged = map[block.LegID]bool{}
+	}
+	if on.damaged[id] = true; !damaged {
+		delete(on.damaged, id)
+	}
+	return true
 }
 
 // observe takes a report, whole or partial. It reports whether more or less may be servable
@@ -473,13 +503,10 @@ func (on *target) observe(r *TargetReport, c *Change) (serving bool) {
 	}
 	serving = !c.Partial || len(r.Drives) > 0 || len(c.Gone.Drives) > 0
 	for _, l := range r.Legs {
-		serving = serving || on.legs.Get(l.Leg).Error != l.Error
-		if l.KernelRefuses != "" && on.legs.Get(l.Leg).KernelRefuses == "" {
-			on.refuses = append(on.refuses, l.Leg)
-		}
-		on.legs.Set(on.by, l.Leg, l)
+		serving = on.observeLeg(l) || serving
 	}
 	for _, id := range c.Gone.Legs {
+		serving = on.noteDamage(id, false) || serving
 		serving = serving || on.legs.Get(id).Error != ""
 		on.legs.Delete(on.by, id)
 	}
