@@ -258,6 +258,8 @@ func (s *State) legFact(l *Leg) string {
 		fact += ", its drive is not ready" + s.driveReason(l)
 	case s.legError(l) != "":
 		fact += ", but " + s.legError(l)
+	case s.damage(l).Damage != "":
+		fact += ", but its tree is damaged"
 	}
 	return fact
 }

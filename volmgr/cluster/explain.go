@@ -222,6 +222,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	for i := range v.Legs {
 		l := &v.Legs[i]
 		s.explainDrive(e, v, l)
+		s.explainDamage(e, v, l)
 		switch {
 		case !l.member():
 			s.explainRetired(e, v, l)
@@ -287,6 +288,28 @@ func explainMissing(e *Explanation, v *Volume, column int) {
 	e.Facts = append(e.Facts, fmt.Sprintf("column %d has %d of its %v: the others were not on any drive that could be read when the store was rebuilt", column, found, g))
 	e.Actions = append(e.Actions, "if their drives can be read now: stop the manager and rebuild the store again with `weft volmgr rebuild-from-drives`",
 		fmt.Sprintf("if they are gone for good: copy what %s holds to a new volume", v.object()))
+}
+
+// explainDamage covers a leg in a tree of which records are lost.
+func (s *State) explainDamage(e *Explanation, v *Volume, l *Leg) {
+	r := s.damage(l)
+	if r.Damage == "" {
+		return
+	}
+	unknown := "all that it holds can be read"
+	if r.Unknown > 0 {
+		unknown = fmt.Sprintf("up to %s of it may be lost and cannot be read", r.Unknown.Short())
+	}
+	e.Facts = append(e.Facts, fmt.Sprintf("%v takes no writes, and %s: %s", l, unknown, r.Damage))
+	switch {
+	case !v.oneCopy():
+	case v.IsSnapshot():
+		e.Actions = append(e.Actions, fmt.Sprintf("copy what can be read of it to another volume, and delete it: weft snapshot delete %s", v.Name))
+	case r.Unknown > 0:
+		e.Actions = append(e.Actions, fmt.Sprintf("copy what can be read of %s to a new volume, and delete it; `weft doctor --tree` on %s says what may be lost", v.object(), l.Node))
+	default:
+		e.Actions = append(e.Actions, fmt.Sprintf("give it another copy, `weft volume set %s --copies 2`; then %v is made again as well", v.Name, l))
+	}
 }
 
 func checkDrive(l *Leg) string {

@@ -88,6 +88,8 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 		return fmt.Sprintf("node %s is confirmed dead", n.Name)
 	case s.unrecorded(l):
 		return "its drive has no record of it"
+	case s.damage(l).Damage != "":
+		return "its tree is damaged"
 	case !n.MaintainedUntil.IsZero(): // its absence is announced
 		return ""
 	}
@@ -102,6 +104,22 @@ func (s *State) leaves(l *Leg, n *Node, d *Drive) string {
 func (s *State) unrecorded(l *Leg) bool {
 	on := s.targets[l.Node]
 	return l.State == LegStale && !l.Blank && on != nil && on.status.Online && on.lacks(l)
+}
+
+// damage is what the target of a leg says if the leg's tree is damaged: the leg is served, but takes no writes, and
+// a part of it may be unknown. Zero: the tree is not, or the target is away.
+func (s *State) damage(l *Leg) LegReport {
+	on := s.targets[l.Node]
+	if on == nil || !on.status.Online || !on.damaged[l.ID] {
+		return LegReport{}
+	}
+	return on.legs.Get(l.ID)
+}
+
+// damagedAt reports whether a target that is online has legs in damaged trees.
+func (s *State) damagedAt(node block.NodeName) bool {
+	on := s.targets[node]
+	return on != nil && on.status.Online && len(on.damaged) > 0
 }
 
 // awayLeft is how much longer a drive that is away may stay so.
@@ -143,7 +161,7 @@ func (t *tx) noteAway() {
 		}
 		n := s.nodes[d.Node]
 		late := s.policy.ReplaceAfter > 0 && !ready && t.now.Sub(away[id]) >= s.policy.ReplaceAfter
-		if late || d.Leaving != "" || n.Draining || !ready && n.ConfirmedDead {
+		if s.damagedAt(d.Node) || late || d.Leaving != "" || n.Draining || !ready && n.ConfirmedDead {
 			t.settleDriveVolumes(d)
 		}
 		if d.Leaving == LeaveEvict {

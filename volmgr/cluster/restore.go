@@ -160,6 +160,8 @@ func (s *State) goesBack(l *Leg, from *Volume) (x *Leg, why string) {
 		return nil, "it is not in sync"
 	case !s.servable(l):
 		return nil, cmp.Or(s.legWaitsFor(l), fmt.Sprintf("target %s cannot serve it", l.Node))
+	case s.damage(l).Damage != "":
+		return nil, "its tree is damaged"
 	case i < 0:
 		return nil, fmt.Sprintf("nothing of %s was found in its tree", from.Name)
 	case !from.Legs[i].trusted():

@@ -936,7 +936,7 @@ func (in CreateVolume) clone(t *tx, from *Volume) (view, error) {
 		return nil, invalid("seed", "volume %v exists: the seed was used before", v.ID)
 	}
 	for i := range from.Legs {
-		if l := &from.Legs[i]; l.trusted() && t.s.servable(l) && t.s.takesSnapshots(l.Node) {
+		if l := &from.Legs[i]; l.trusted() && t.s.servable(l) && t.s.takesSnapshots(l.Node) && t.s.damage(l).Damage == "" {
 			v.Legs = append(v.Legs, Leg{
 				ID: block.LegID{UUID: in.Seed.id(uint32(1 + i))}, Column: l.Column, Copy: l.Copy, Drive: l.Drive, Node: l.Node,
 				Image: image.Image{Kind: image.Mapped}, Tree: l.tree(), Origin: l.ID, State: LegCreating, Revision: 1,

@@ -156,9 +156,7 @@ func (t *tx) lacking() (ids []block.VolumeID) {
 	all := map[block.VolumeID]bool{}
 	maps.Copy(all, t.s.fewer)
 	for _, d := range t.s.drives {
-		n := t.nodes.peek(d.Node)
-		left, away := t.s.awayLeft(d.ID)
-		if n == nil || d.Leaving == "" && !n.Draining && !n.ConfirmedDead && (!away || left > 0) {
+		if n := t.nodes.peek(d.Node); n == nil || !t.parts(d, n) {
 			continue
 		}
 		for id := range t.s.onNode.Get(d.Node).Keys() {
@@ -176,6 +174,12 @@ func (t *tx) lacking() (ids []block.VolumeID) {
 		ids = append(ids, v.ID)
 	}
 	return ids
+}
+
+// parts reports whether legs on a drive leave it, or some of them may.
+func (t *tx) parts(d *Drive, n *Node) bool {
+	left, away := t.s.awayLeft(d.ID)
+	return d.Leaving != "" || n.Draining || n.ConfirmedDead || away && left <= 0 || t.s.damagedAt(d.Node)
 }
 
 // fewer reports whether a snapshot has fewer legs than it is to have.
@@ -266,7 +270,11 @@ func (t *tx) planCopy(v *Volume, column int, look *copyLook) (from, to Leg, err 
 		if !l.trusted() {
 			continue
 		}
-		if cause := t.s.unexportable(v, l); cause != "" {
+		cause := t.s.unexportable(v, l)
+		if n := t.s.damage(l).Unknown; cause == "" && n > 0 {
+			cause = fmt.Sprintf("up to %s of %v is lost, since its tree is damaged", n.Short(), l)
+		}
+		if cause != "" {
 			why = cause
 			continue
 		}
@@ -347,7 +355,7 @@ func (t *tx) treesOf(v *Volume, column int) (legs []Leg) {
 	known := map[tree]bool{}
 	for _, o := range slices.Backward(all) {
 		for _, l := range o.column(column) {
-			if x := (tree{l.Drive, l.tree()}); l.trusted() && !known[x] && t.s.servable(l) && t.s.ownTree(l) {
+			if x := (tree{l.Drive, l.tree()}); l.trusted() && !known[x] && t.s.servable(l) && t.s.ownTree(l) && t.s.damage(l).Damage == "" {
 				known[x] = true
 				legs = append(legs, *l)
 			}

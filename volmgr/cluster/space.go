@@ -452,6 +452,8 @@ func (s *State) cannotSnapshot(v *Volume, l *Leg) string {
 		return fmt.Sprintf("%v cannot be reached", l)
 	case !s.takesSnapshots(l.Node):
 		return fmt.Sprintf("target %s cannot take snapshots: it is of an earlier version", l.Node)
+	case s.damage(l).Damage != "":
+		return fmt.Sprintf("the tree of %v is damaged", l)
 	case l.mapped():
 		return ""
 	case l.Based && s.nodes[l.Node].besideKernel(): // its process has it already
@@ -481,8 +483,29 @@ func (s *State) neverSnapshots(l *Leg) bool {
 	return on != nil && on.report != nil && !(can.snapshots && can.plainSnapshots)
 }
 
-// mayBase refuses a snapshot of a volume that is not thin, if a column has no leg that can have one.
+// damaged returns a leg of a column whose good copies are all in damaged trees; nil if it is another one.
+func (s *State) damaged(v *Volume, column int) (leg *Leg) {
+	for _, l := range v.column(column) {
+		switch {
+		case !l.trusted():
+		case s.damage(l).Damage == "":
+			return nil
+		default:
+			leg = l
+		}
+	}
+	return leg
+}
+
+// mayBase refuses a snapshot of a volume of which a column is in damaged trees alone, and of one that is not thin if
+// a column has no leg that can have one.
 func (t *tx) mayBase(v *Volume) error {
+	for c := range v.Layout.Stripes {
+		if l := t.s.damaged(v, c); l != nil {
+			return refused(ReasonNoInSyncLeg, v.object(), "no snapshot of column %d can be taken: the tree of %v is damaged", c, l).
+				hint("`weft explain volume %s` says what can be done", v.Name)
+		}
+	}
 	if v.Thin {
 		return nil
 	}

@@ -546,6 +546,8 @@ func (s *State) unreachable(v *Volume, l *Leg) string {
 		return fmt.Sprintf("the drive of %v, which is not ready%s", l, s.driveReason(l))
 	case !s.legReady(l):
 		return fmt.Sprintf("target %s to map the leg%s", l.Node, because(s.legError(l)))
+	case s.damage(l).Damage != "": // it would fail each write
+		return fmt.Sprintf("%v to be made again elsewhere: its tree is damaged, and takes no writes", l)
 	case !s.largeEnough(v, l):
 		return fmt.Sprintf("target %s to grow %v to %v, as it missed an expansion", l.Node, l, v.Layout.LegSize(v.Size))
 	}
