@@ -486,3 +486,52 @@ func TestADamagedTreeIsNotSettled(t *testing.T) {
 		t.Errorf("Settle = %v, Settling() = %+v, Damage() = %v", err, s, tree.Damage())
 	}
 }
+
+// A record moves to another slot, or goes. Look-ups leave its slot before that is free: whoever is about to read it
+// would find what another chunk has there by then.
+func TestASlotIsFreeOnlyWhenLookUpsHaveLeftIt(t *testing.T) {
+	const all = ChunkSize / sector
+	write := func(tag uint64) func(t *testing.T, tree *Tree, leg *Leg) {
+		return func(t *testing.T, _ *Tree, leg *Leg) { must(t, block.WriteAt(leg, tagged(tag, all), 0)) }
+	}
+	freeze := func(t *testing.T, tree *Tree, _ *Leg) { must(t, tree.Freeze(id(1), id(2), nil)) }
+	discard := func(t *testing.T, _ *Tree, leg *Leg) {
+		must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: ChunkSize}))
+	}
+	for name, steps := range map[string][]func(t *testing.T, tree *Tree, leg *Leg){ // the last one gives up a slot
+		"a discard over a snapshot": {write(1), freeze, write(2), discard},
+		"a write to zeroes":         {write(1), freeze, discard, write(2)},
+		"a discard":                 {write(1), discard},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tree, err := Format(testPlace(&drive{size: testSize, at: true, img: newImage(nil)}), id(1), 64<<20, nil)
+			must(t, err)
+			defer tree.Close()
+			leg, err := tree.Leg(id(1))
+			must(t, err)
+			last := len(steps) - 1
+			for _, step := range steps[:last] {
+				step(t, tree, leg)
+			}
+			top := &(*leg.top.Load())[0]
+			slot := top.Load() &^ ownBit
+			seen := slot
+			tree.idlers.mu.Lock() // nothing is made free meanwhile
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				steps[last](t, tree, leg)
+			}()
+			for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				if seen = top.Load() &^ ownBit; seen != slot {
+					break
+				}
+			}
+			tree.idlers.mu.Unlock()
+			<-done
+			if seen == slot {
+				t.Errorf("slot %d was made free while look-ups began there", slot)
+			}
+		})
+	}
+}

@@ -300,7 +300,8 @@ func (e *entry) add(layer, chunk uint32, grains, zero uint64) {
 // superseded. The caller holds the stripe.
 func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) {
 	if moves(was, slot) {
-		t.dropSuperseded(was, chunk)
+		t.hide(was, chunk)
+		defer t.free(was) // see hide
 	}
 	linked := t.record(slot).layer != 0
 	t.publish(slot, func(r *record) {
@@ -319,7 +320,7 @@ func (t *Tree) showGrains(id, slot, was, chunk uint32, grains, zero uint64) {
 // supersede clears the record of a slot on the drive, since a newer one is in another slot. That must be
 // before the newer one may be cleared: else this one would count again. And it must be before look-ups see
 // the newer one: what is written to its chunk in place would be lost if the newer record were, and this one
-// counted (see damage.go). dropSuperseded follows.
+// counted (see damage.go). Then hide follows.
 func (t *Tree) supersede(slot uint32) error {
 	if t.volatile {
 		if err := t.flush(); err != nil {
@@ -329,11 +330,11 @@ func (t *Tree) supersede(slot uint32) error {
 	return t.put(slot, false, func(e *entry) { *e = entry{} })
 }
 
-// dropSuperseded gives up the slot of a record that supersede has cleared. The caller holds the stripe.
-func (t *Tree) dropSuperseded(slot, chunk uint32) {
+// hide takes a record that is cleared on the drive out of its chain. Open legs may still look at its slot until
+// retop: if it were free before, another chunk's data could be in it when they do. The caller holds the stripe.
+func (t *Tree) hide(slot, chunk uint32) {
 	t.unlink(slot, chunk)
 	t.publish(slot, func(r *record) { r.set(entry{}) })
-	t.free(slot)
 }
 
 // zero makes whole grains read as zeroes, and gives up what needs no space any more. What is in the
@@ -400,8 +401,7 @@ func (t *Tree) clearSlot(slot, chunk uint32, fua bool) error {
 	}
 	s := t.stripe(chunk)
 	s.mu.Lock()
-	t.unlink(slot, chunk)
-	t.publish(slot, func(r *record) { r.set(entry{}) })
+	t.hide(slot, chunk)
 	t.retop(chunk)
 	s.mu.Unlock()
 	t.free(slot)
@@ -422,7 +422,8 @@ func (t *Tree) replace(old, slot uint32, next entry, fua bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if moves(old, slot) {
-		t.dropSuperseded(old, next.chunk)
+		t.hide(old, next.chunk)
+		defer t.free(old) // see hide
 	}
 	if t.record(slot).layer != 0 {
 		t.unlink(slot, next.chunk)
