@@ -3,8 +3,11 @@
 package mapped
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"math/bits"
 	"slices"
 	"strings"
@@ -100,19 +103,93 @@ func spans(of []int) string {
 }
 
 // measure counts what is unknown of each object. Nobody else knows the tree yet.
+//
+// It looks at each layer once in a chunk, and at chunks of which no layer has a record together.
 func (t *Tree) measure() {
 	t.damage.Unknown = map[block.UUID]block.Size{}
-	for _, l := range t.layers {
-		if l.State == StateDoomed {
-			continue
+	layers := slices.SortedFunc(maps.Values(t.layers), func(a, b *layer) int { return cmp.Compare(a.ID, b.ID) }) // a parent first
+	n := make([]uint64, len(layers))
+	parents, is := lineage(layers)
+	views, own := make([]doubt, len(layers)), make([]*record, len(layers))
+	for from, end := range t.alike(layers) {
+		for slot := t.first[from]; slot != 0; slot = t.record(slot).next {
+			if i, there := is[t.record(slot).layer]; there {
+				own[i] = t.record(slot)
+			}
 		}
-		n := 0
-		for chunk := range chunksOf(l.Size) {
-			end := min(ChunkSize, int64(l.Size)-int64(chunk)*ChunkSize)
-			n += bits.OnesCount64(t.unknown(l, chunk) & mask(0, end))
+		for i, l := range layers {
+			var below doubt
+			if p := parents[i]; p >= 0 {
+				below = views[p]
+			} else if t.overBase(l, from) {
+				below.data = allGrains
+			}
+			views[i], own[i] = t.over(below, own[i], from < chunksOf(l.Size)), nil
+			if bytes := int64(l.Size) - int64(from)*ChunkSize; bytes > 0 {
+				n[i] += uint64(bits.OnesCount64(views[i].unknown&mask(0, min(bytes, ChunkSize)))) * uint64(end-from)
+			}
 		}
-		if n > 0 {
-			t.damage.Unknown[l.Object] = block.Size(n) * GrainSize
+	}
+	for i, l := range layers {
+		if l.State != StateDoomed && n[i] > 0 {
+			t.damage.Unknown[l.Object] = block.Size(n[i]) * GrainSize
+		}
+	}
+}
+
+// lineage returns where the parent of each layer is, -1 if it has none, and where each id is.
+func lineage(layers []*layer) (parents []int, is map[uint32]int) {
+	is = map[uint32]int{}
+	for i, l := range layers {
+		p, there := is[l.Parent]
+		if is[l.ID] = i; !there {
+			p = -1
+		}
+		parents = append(parents, p)
+	}
+	return parents, is
+}
+
+// doubt is what a layer may see of a chunk in records that are lost, and what it sees as data without them.
+type doubt struct{ unknown, data uint64 }
+
+// over is the doubt of a layer over that of its parent. own is its record, nil if there is none, and has says that
+// the layer may have had one.
+func (t *Tree) over(below doubt, own *record, has bool) doubt {
+	switch {
+	case own != nil:
+		have := own.have.Load()
+		return doubt{below.unknown &^ have, below.data&^have | own.data.Load()}
+	case !has:
+	case t.damage.data:
+		below.unknown = allGrains
+	default: // zeroes, if anything
+		below.unknown |= below.data
+	}
+	return below
+}
+
+// alike yields the chunks, from one to before another, of which each layer has the same doubt: one, or several of
+// which no layer has a record.
+func (t *Tree) alike(layers []*layer) iter.Seq2[uint32, uint32] {
+	ends := []uint32{uint32(len(t.first)), uint32(len(t.base)) * chunkCount}
+	for _, l := range layers {
+		ends = append(ends, uint32(l.Size/ChunkSize), chunksOf(l.Size))
+	}
+	slices.Sort(ends)
+	return func(yield func(uint32, uint32) bool) {
+		from := uint32(0)
+		for _, end := range ends {
+			for end = min(end, uint32(len(t.first))); from < end; {
+				n := from + 1
+				for t.first[from] == 0 && n < end && t.first[n] == 0 {
+					n++
+				}
+				if !yield(from, n) {
+					return
+				}
+				from = n
+			}
 		}
 	}
 }

@@ -535,3 +535,35 @@ func TestASlotIsFreeOnlyWhenLookUpsHaveLeftIt(t *testing.T) {
 		})
 	}
 }
+
+// What is unknown is counted in a time that grows like the layers and the chunks, not like their pairs: a tree may have
+// thousands of layers, one over another.
+func TestWhatIsUnknownIsCountedOnce(t *testing.T) {
+	const layers, chunks = 20_000, 64
+	tree := &Tree{layers: map[uint32]*layer{}, first: make([]uint32, chunks), damage: &DamageError{}}
+	for n := range uint32(layers) {
+		tree.layers[n+1] = &layer{Layer: Layer{ID: n + 1, Parent: n, Object: id(uint64(n + 1)), Size: chunks * ChunkSize, State: StateFrozen}}
+	}
+	tree.extents.Store(&[]*extent{{}})
+	for n := range chunks - 1 { // of the lowest layer; the last chunk has none
+		slot := uint32(n + 1)
+		tree.block(slot)
+		tree.record(slot).set(entry{layer: 1, chunk: uint32(n), have: 3, zero: 1})
+		tree.first[n] = slot
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tree.measure() // records without chunks are lost
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it is not done after 10 s")
+	}
+	for n, want := range map[uint64]block.Size{1: 0, 2: (chunks - 1) * GrainSize, layers: (chunks - 1) * GrainSize} {
+		if got := tree.damage.Unknown[id(n)]; got != want {
+			t.Errorf("%v of layer %d are unknown, want %v", got, n, want)
+		}
+	}
+}

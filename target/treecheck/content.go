@@ -19,7 +19,7 @@ func (t *Tree) Content(r io.ReaderAt, first int64, object block.UUID) (*io.Secti
 		return nil, fmt.Errorf("tree %v: no layer is %v", t.ID, object)
 	}
 	scratch := *t // its findings are known
-	scratch.lost = nil
+	scratch.lost = 0
 	drive := &checker{r: r, first: first, count: math.MaxUint32}
 	all, err := drive.tables(&scratch)
 	if err != nil {
@@ -59,7 +59,7 @@ func (c *content) ReadAt(p []byte, off int64) (n int, err error) {
 func (c *content) grain(p []byte, at int64) error {
 	clear(p)
 	of, bit := c.records[uint32(at/mib)], uint64(1)<<(at%mib/kib16)
-	if len(c.tree.lost) > 0 && c.tree.fault(c.top, uint32(at/mib), of, c.layers)&bit != 0 {
+	if c.tree.lost > 0 && c.tree.fault(c.top, uint32(at/mib), of, c.layers)&bit != 0 {
 		return fmt.Errorf("read at %d: %w", at, ErrUnknown)
 	}
 	based := false

@@ -56,7 +56,8 @@ type Tree struct {
 	UsedBytes  uint64     `json:"used_bytes"`  // of it; the rest is free
 	Findings   []Finding  `json:"findings"`
 
-	lost []place // records that are bad in both copies
+	lost      int  // records that are bad in both copies
+	lostChunk bool // one of them is of a slot with a chunk
 }
 
 // Damaged reports whether the tree has lost something.

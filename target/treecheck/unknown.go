@@ -12,11 +12,6 @@ import (
 	"strings"
 )
 
-// place is a slot of an extent.
-type place struct{ extent, slot uint32 }
-
-func (p place) chunk() bool { return p.slot < withChunk }
-
 // ErrUnknown is what Content's readers return for what may have been in records that are lost.
 var ErrUnknown = errors.New("it may have been in a record that is bad in both copies")
 
@@ -39,7 +34,7 @@ func (t *Tree) fault(layer, chunk uint32, of []record, layers map[uint32]Layer) 
 		if uint64(chunk)*mib >= layers[id].SizeBytes {
 			continue
 		}
-		if slices.ContainsFunc(t.lost, place.chunk) {
+		if t.lostChunk {
 			return grains | open
 		}
 		over = true // zeroes, if anything: they hide only data
@@ -52,7 +47,7 @@ func (t *Tree) fault(layer, chunk uint32, of []record, layers map[uint32]Layer) 
 
 // unknown says what may have been in the records that are lost.
 func (t *Tree) unknown(all map[uint32][]record) {
-	if len(t.lost) == 0 {
+	if t.lost == 0 {
 		return
 	}
 	layers := map[uint32]Layer{}
@@ -133,7 +128,8 @@ func (t *Tree) noteLost(e uint32, slots []uint32) {
 	}
 	var where []span
 	for _, s := range slots {
-		t.lost = append(t.lost, place{e, s})
+		t.lost++
+		t.lostChunk = t.lostChunk || s < withChunk
 		where = append(where, span{uint64(s), uint64(s) + 1})
 	}
 	t.damage("extent %d, %s: both copies of the record are bad", e, spell("slot", where, len(where)))
