@@ -114,6 +114,23 @@ func (l *Leg) resize(size block.Size) {
 	l.geometry.Store(&g)
 }
 
+// Extend has a leg of a damaged tree, which does not grow, read as zeroes from its end to size. That is right if it
+// was to grow to there when the records were lost: nobody has written there. A smaller size changes nothing.
+func (l *Leg) Extend(size block.Size) {
+	t := l.tree
+	t.admin.Lock()
+	defer t.admin.Unlock()
+	if t.damage == nil || size <= l.Geometry().Size {
+		return
+	}
+	t.lockAll()
+	defer t.unlockAll()
+	if n := int(chunksOf(size)); n > len(t.first) {
+		t.first = append(t.first, make([]uint32, n-len(t.first))...)
+	}
+	l.resize(size)
+}
+
 // Submit implements block.Device.
 func (l *Leg) Submit(io *block.IO) {
 	err := l.geometry.Load().CheckIO(io)

@@ -4,8 +4,10 @@ package userspace
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -310,6 +312,79 @@ func TestAGrownLegIsNotMappedThroughATreeThatIsGone(t *testing.T) {
 		t.Errorf("the grown leg is mapped through its tree: %v", err)
 	}
 	p.end(t)
+}
+
+// A leg in a damaged tree is served also if it was to grow when its tree is opened next: what it has grown by reads as
+// zeroes, and nothing is written to the tree.
+func TestALegOfADamagedTreeIsServedThoughItWasToGrow(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(*testing.T) *plantedDrive
+		to   block.Size
+	}{
+		"over its extents": {func(t *testing.T) *plantedDrive {
+			p := newPlain(t)
+			must(t, p.disk.Plant(leg, leg.String(), plainSize))
+			return p
+		}, 400 * block.MiB},
+		"in a tree": {newPlanted, 2 * block.GiB},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := c.make(t)
+			p.write(t, leg, 'a', 0)
+			p.carve(t, legB)
+			p.use(t, leg, func(Device) { must(t, p.prepare(legB, cmp.Or(p.size, block.GiB), freezeOf(leg))) })
+			p.write(t, leg, 'b', 0)
+			p.stop(t)
+			p.loseRecord(t, 200)
+			was := p.size
+			if p.size = c.to; was != 0 { // the label has grown, and its tree has not
+				must(t, p.disk.Update(func(l *drive.Label) error {
+					if err := l.SetGrant([]*pb.Extent{{Start: 1, Count: 1}}); err != nil {
+						return err
+					}
+					r := l.Leg(leg)
+					r.Extents = []*pb.Extent{{Start: 0, Count: 1}, {Start: 2, Count: 1}}
+					return nil
+				}))
+			}
+			before := p.metadata(t)
+			p.serve(t)
+			p.use(t, leg, func(d Device) {
+				b := make([]byte, 4096)
+				if err := block.ReadAt(d, b, 0); err != nil || b[0] != 'b' {
+					t.Errorf("chunk 0 is %q, %v", b[:1], err)
+				}
+				if err := block.ReadAt(d, b, int64(c.to)-4096); err != nil || !block.AllZero(b) {
+					t.Errorf("what it was to grow by is %q, %v", b[:1], err)
+				}
+				if err := block.WriteAt(d, b, int64(c.to)-4096); !errors.Is(err, block.ErrMedium) {
+					t.Errorf("write: %v", err)
+				}
+				if err := block.ReadAt(d, b, 5<<20); !errors.Is(err, block.ErrMedium) {
+					t.Errorf("read what is unknown: %v", err)
+				}
+			})
+			if err := p.prepare(leg, c.to+block.GiB, Origin{}); was == 0 && !errors.Is(err, mapped.ErrDamaged) {
+				t.Errorf("it is said to be larger: %v", err)
+			}
+			if !bytes.Equal(before, p.metadata(t)) {
+				t.Error("the tree was written to")
+			}
+			p.end(t)
+		})
+	}
+}
+
+// metadata is what the tree has in its home extent but for data.
+func (p *plantedDrive) metadata(t *testing.T) []byte {
+	t.Helper()
+	f, err := os.Open(p.path)
+	must(t, err)
+	defer f.Close() //nolint:errcheck // it was read
+	b := make([]byte, 3<<20)
+	_, err = f.ReadAt(b, p.home())
+	must(t, err)
+	return b
 }
 
 // Why a leg is not copied back is seen until it is. What ends with the process did not fail.

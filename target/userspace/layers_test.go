@@ -724,13 +724,19 @@ func TestATreeWithLostRecordsIsRead(t *testing.T) {
 	p.end(t)
 }
 
+// home is where the tree's home extent is on the drive.
+func (p *plantedDrive) home() int64 {
+	return int64(drive.FirstExtent) + int64(p.disk.Label().Tree(leg.String()).GetExtents()[0].GetStart())*int64(block.ExtentSize)
+}
+
 // loseRecord makes both copies of a record of the tree's home extent bad.
 func (p *plantedDrive) loseRecord(t *testing.T, slot int64) {
 	t.Helper()
+	home := p.home()
 	f, err := os.OpenFile(p.path, os.O_WRONLY, 0)
 	must(t, err)
 	for _, at := range []int64{64 << 10, 512 << 10} {
-		_, err := f.WriteAt(bytes.Repeat([]byte{0x5a}, 64), int64(drive.FirstExtent)+at+slot*64)
+		_, err := f.WriteAt(bytes.Repeat([]byte{0x5a}, 64), home+at+slot*64)
 		must(t, err)
 	}
 	must(t, f.Close())

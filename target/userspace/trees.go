@@ -335,13 +335,13 @@ func (h *held) openFresh(id string) (*openTree, error) {
 	return o, nil
 }
 
-// openLeg opens a leg of a tree. The base grows first, as far as the label says that it has. The caller
-// has the turn.
+// openLeg opens a leg of a tree. The base grows first, as far as the label says that it has; but a damaged tree is
+// not written to. The caller has the turn.
 func (h *held) openLeg(t *openTree, id block.LegID, size block.Size) (*openLeg, error) {
 	if opened := h.label.Load(); opened != nil {
 		switch leg := opened.Label().Leg(id); {
 		case leg != nil && drive.Based(leg):
-			if err := t.GrowBase(baseOf(leg)); err != nil {
+			if err := t.GrowBase(baseOf(leg)); err != nil && t.Damage() == nil {
 				return nil, err
 			}
 		case leg != nil && !drive.Mapped(leg): // the order is older than the label: what it grew by would not be in the base
@@ -353,10 +353,11 @@ func (h *held) openLeg(t *openTree, id block.LegID, size block.Size) (*openLeg, 
 
 // openLeg opens a leg, or counts one more user of it. The caller has the turn.
 func (t *openTree) openLeg(id block.LegID, size block.Size) (*openLeg, error) {
-	if err := reach(t.Tree, id, size); err != nil {
+	if err := reach(t.Tree, id, size); err != nil && !t.short(id) {
 		return nil, err
 	}
 	if l := t.legs[id]; l != nil {
+		l.leg.Extend(size)
 		l.users++
 		return l, nil
 	}
@@ -364,10 +365,18 @@ func (t *openTree) openLeg(id block.LegID, size block.Size) (*openLeg, error) {
 	if err != nil {
 		return nil, err
 	}
+	leg.Extend(size)
 	l := &openLeg{leg: leg, users: 1}
 	t.legs[id] = l
 	t.users.Add(1)
 	return l, nil
+}
+
+// short reports whether a leg is in a damaged tree and may be smaller there than its label says: it was to grow when
+// it was opened. A snapshot never grows.
+func (t *openTree) short(id block.LegID) bool {
+	l, there := t.Layer(id.UUID)
+	return t.Damage() != nil && there && l.State == mapped.StateOpen
 }
 
 // closeTree closes a tree that nothing uses. The caller has the turn.
