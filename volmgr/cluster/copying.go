@@ -340,7 +340,7 @@ func (s *State) leftBehind(v *Volume, l *Leg) bool {
 	case s.readersLeft(v) && !s.confirmedDead(l.Node):
 		return false
 	}
-	return v.Layout.Group().Readable(s.serving(v)[l.Column].Without(l.Copy))
+	return v.Layout.Group().Readable(s.sound(v)[l.Column].Without(l.Copy))
 }
 
 // lostForGood reports whether a leg that cannot be served is not waited for any more.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -168,5 +169,297 @@ func TestNoCopyIsMadeInADamagedTree(t *testing.T) {
 	}
 	if w.spoil(*to, 0); has() {
 		t.Error("a copy would be made in the damaged tree")
+	}
+}
+
+// twins is a world with a volume, attached, whose first leg is in a damaged tree, with so much lost. Its other leg is
+// whole. No other target is there.
+func twins(t *testing.T, unknown block.Size) (w *snapWorld, bad, whole *Leg) {
+	t.Helper()
+	w = newSnapWorld(t, 1)
+	v := w.volume("db1")
+	for _, x := range w.targets {
+		if x.down = !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == x.name }); x.down {
+			w.must(TargetLost{Session: 1, Node: x.name})
+		}
+	}
+	w.spoil(v.Legs[0], unknown)
+	return w, w.leg(0), w.leg(1)
+}
+
+// leg returns a leg of db1.
+func (w *snapWorld) leg(n int) *Leg { return &w.volume("db1").Legs[n] }
+
+// away has the target of a leg go, or come back.
+func (w *snapWorld) away(l *Leg, yes bool) {
+	w.t.Helper()
+	if w.targets[l.Node].down = yes; yes {
+		w.must(TargetLost{Session: 1, Node: l.Node})
+	}
+	w.settle()
+}
+
+// records has the host of db1 report legs as lost.
+func (w *snapWorld) records(legs ...*Leg) error {
+	v := w.volume("db1")
+	in := RecordStale{Node: v.Attachment.Node, Volume: v.ID, Epoch: v.Epoch, Revisions: map[block.LegID]uint64{}, Reason: "write failed"}
+	for _, l := range legs {
+		in.Legs, in.Revisions[l.ID] = append(in.Legs, l.ID), l.Revision
+	}
+	return w.step(in)
+}
+
+// A host may not go on without a whole leg for the sake of one in a damaged tree, which takes no writes. If the node
+// of the whole one is dead, the damaged one is what is left, and is not given up.
+func TestAHostDoesNotGiveUpAWholeLegForADamagedOne(t *testing.T) {
+	for _, unknown := range []block.Size{0, block.MiB} {
+		w, bad, whole := twins(t, unknown)
+		w.away(whole, true)
+		for _, legs := range [][]*Leg{{whole}, {bad, whole}} {
+			if err := w.records(legs...); !isReason(err, ReasonLastLeg) {
+				t.Errorf("%v are lost: %v", legs, err)
+			}
+		}
+		if text := w.explained("db1"); unknown > 0 && !strings.Contains(text, string(whole.Node)) {
+			t.Errorf("it is explained as\n%s", text)
+		}
+		w.away(whole, false)
+		if err := w.records(bad); err != nil {
+			t.Errorf("the damaged one is lost: %v", err)
+		}
+
+		w, bad, whole = twins(t, unknown)
+		w.away(whole, true)
+		w.must(ConfirmNodeDead{whole.Node})
+		if err := w.records(whole); err != nil {
+			t.Errorf("the whole one is lost for good: %v", err)
+		}
+		if err := w.records(bad); !isReason(err, ReasonLastLeg) {
+			t.Errorf("the damaged one is the last, and lost: %v", err)
+		}
+		w.settle()
+		if l := w.volume("db1").leg(bad.ID); !l.trusted() || !w.s.servable(l) {
+			t.Errorf("the last one is %+v", l)
+		}
+		if text := w.explained("db1"); unknown > 0 && (!strings.Contains(text, "copy what can be read") || !strings.Contains(text, "writes wait")) {
+			t.Errorf("it is explained as\n%s", text)
+		}
+	}
+}
+
+// third adds a leg in sync to db1, as one that was made again elsewhere.
+func (w *snapWorld) third() (v *Volume) {
+	w.t.Helper()
+	v = w.volume("db1").clone()
+	for name, x := range w.targets {
+		if !slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node == name }) {
+			x.down = false
+			l := v.Legs[1]
+			l.ID, l.Copy, l.Node = block.LegID{UUID: block.UUID{7, 7}}, 2, name
+			for id := range w.s.drivesOn[name] {
+				l.Drive = id
+			}
+			v.Legs = append(v.Legs, l)
+		}
+	}
+	w.settle()
+	return v
+}
+
+// Of a leg too many it is the damaged one that goes, also if all leave; a whole one does not go while a damaged one is
+// among those that stay for it. Of two damaged ones one goes once there is a whole one.
+func TestTheDamagedLegIsTheOneTooMany(t *testing.T) {
+	for _, unknown := range []block.Size{0, block.MiB} {
+		w, bad, whole := twins(t, unknown)
+		w.must(DrainDrive{Drive: whole.Drive})
+		v := w.third()
+		tx := newTx(w.s, w.now)
+		if l, why := tx.superfluous(v, 0); l == nil || l.ID != bad.ID {
+			t.Errorf("with a third leg in sync %v is given up: %s", l, why)
+		}
+		if _, needless := tx.needless(v, v.leg(whole.ID), true); needless {
+			t.Error("the whole one could be given up")
+		}
+		v.leg(block.LegID{UUID: block.UUID{7, 7}}).State = LegRebuilding
+		if l, why := tx.superfluous(v, 0); l != nil {
+			t.Errorf("before the third leg is in sync %v is given up: %s", l, why)
+		}
+
+		w, _, whole = twins(t, unknown)
+		w.spoil(*whole, unknown)
+		v = w.third()
+		tx = newTx(w.s, w.now)
+		if l, why := tx.superfluous(v, 0); l == nil || l.Copy == 2 {
+			t.Errorf("of two damaged legs and a whole one %v is given up: %s", l, why)
+		}
+		w.damages(&v.Legs[0], 2*block.MiB)
+		if l, why := tx.superfluous(v, 0); l == nil || l.Copy != 0 && unknown == 0 {
+			t.Errorf("of two damaged legs, of which the first has lost something, %v is given up: %s", l, why)
+		}
+		w.damages(&v.Legs[2], unknown)
+		if l, why := tx.superfluous(v, 0); l != nil {
+			t.Errorf("of three damaged legs %v is given up: %s", l, why)
+		}
+	}
+}
+
+// damages has the state know that a leg is in a damaged tree, until its target reports again.
+func (w *snapWorld) damages(l *Leg, unknown block.Size) {
+	on := w.s.targets[l.Node]
+	on.noteDamage(l.ID, true)
+	on.legs.Set(on.by, l.ID, LegReport{Leg: l.ID, Damage: "both copies of some records are bad", Unknown: unknown})
+}
+
+// A host that attaches the volume gets it with the whole leg, or waits for it: without, the leg would be given up.
+func TestAnAttachmentWaitsForTheWholeLeg(t *testing.T) {
+	for _, dead := range []bool{false, true} {
+		w, bad, whole := twins(t, block.MiB)
+		w.must(Detach{Volume: "db1"})
+		w.settle()
+		w.away(whole, true)
+		if dead {
+			w.must(ConfirmNodeDead{whole.Node})
+		}
+		w.must(Attach{Volume: "db1", Node: "c1"})
+		w.look(20)
+		v := w.volume("db1")
+		if got := v.Attachment.State == Attached; got != dead || v.leg(bad.ID).State != LegInSync || dead != (v.leg(whole.ID).State == LegStale) {
+			t.Errorf("dead %v: the attachment is %+v, with legs %+v", dead, v.Attachment, v.Legs)
+		}
+		if dead {
+			continue
+		}
+		if text := w.explained("db1"); !strings.Contains(text, "are in damaged trees") || !strings.Contains(text, "confirm-dead") {
+			t.Errorf("it is explained as\n%s", text)
+		}
+		w.away(whole, false)
+		if v := w.volume("db1"); v.Attachment.State != Attached || !v.leg(whole.ID).trusted() {
+			t.Errorf("the leg is back, and it is %+v, with legs %+v", v.Attachment, v.Legs)
+		}
+	}
+}
+
+// A leg that may have lost cached writes is not given up for one of which a part is lost. An operator may choose it.
+func TestASuspectLegIsNotGivenUpForADamagedOne(t *testing.T) {
+	for unknown, stays := range map[block.Size]bool{0: false, block.MiB: true} {
+		w, bad, whole := twins(t, unknown)
+		w.must(Detach{Volume: "db1"})
+		w.settle()
+		tx := newTx(w.s, w.now)
+		v := tx.volume(w.volume("db1").ID)
+		tx.suspectLeg(v, whole.ID)
+		v.leg(whole.ID).SuspectAt = 0
+		tx.settleSuspect(v.ID, v.leg(whole.ID))
+		if now := tx.peek(v.ID).leg(whole.ID); now.Suspect != stays {
+			t.Errorf("with %v unknown it is %+v", unknown, now)
+		}
+		if !stays {
+			continue
+		}
+		w.s.volumes.Set(w.s.by, v.ID, tx.peek(v.ID))
+		if text := w.explained("db1"); !strings.Contains(text, "weft volume promote-stale db1 0.1") {
+			t.Errorf("it is explained as\n%s", text)
+		}
+		w.must(PromoteStaleLeg{Volume: "db1", Leg: whole.ID, AcceptDataLoss: true})
+		if v := w.volume("db1"); !v.leg(whole.ID).trusted() || v.leg(bad.ID).State != LegStale {
+			t.Errorf("it was promoted, and the legs are %+v", v.Legs)
+		}
+	}
+	w, bad, whole := twins(t, block.MiB)
+	for _, l := range []*Leg{bad, whole} {
+		l.Suspect = true
+	}
+	if best := w.s.bestSuspect(w.volume("db1"), 0); best != whole.ID {
+		t.Errorf("of two suspect legs, one of them damaged, %v is believed", best)
+	}
+}
+
+// Nothing is copied of a leg of which a part is lost, and no leg is made for that. It is said what can be done.
+func TestNoLegIsMadeOfADamagedOne(t *testing.T) {
+	for unknown, made := range map[block.Size]bool{0: true, block.MiB: false} {
+		w, bad, whole := twins(t, unknown)
+		w.away(whole, true)
+		w.must(ConfirmNodeDead{whole.Node})
+		if err := w.records(whole); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range w.targets {
+			x.down = x.name == whole.Node
+		}
+		w.look(5)
+		v := w.volume("db1")
+		if got := slices.ContainsFunc(v.Legs, func(l Leg) bool { return l.Node != bad.Node && l.Node != whole.Node }); got != made {
+			t.Errorf("with %v unknown the legs are %+v", unknown, v.Legs)
+		}
+		if h := w.s.health(v); h != Degraded && h != Rebuilding || w.s.copiesLeft(v) != 1 {
+			t.Errorf("it is %v, with %d copies", h, w.s.copiesLeft(v))
+		}
+	}
+}
+
+// What people order, and what nodes do, leaves the whole leg in place.
+func TestNoOrderGivesUpTheWholeLeg(t *testing.T) {
+	w, bad, whole := twins(t, block.MiB)
+	v := w.volume("db1")
+	if h := w.s.health(v); h != Degraded || w.s.copiesLeft(v) != 1 {
+		t.Errorf("it is %v, with %d copies", h, w.s.copiesLeft(v))
+	}
+	if err := w.step(MaintainNode{Node: whole.Node, For: time.Hour}); !isReason(err, ReasonNodeInUse) || !strings.Contains(err.Error(), "damaged trees") {
+		t.Errorf("maintenance of the node of the whole leg: %v", err)
+	}
+	if err := w.step(MaintainNode{Node: whole.Node, For: time.Hour, Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	w.settle()
+	if ask := w.s.asked[v.ID]; len(ask) > 0 {
+		t.Errorf("its host is asked to leave out %v", ask)
+	}
+	one := v.Layout
+	one.Copies = 1
+	if keep := w.s.keepers(v.column(0), one); slices.ContainsFunc(keep, func(l *Leg) bool { return l.ID == bad.ID }) {
+		t.Errorf("with one copy it would keep %v", keep)
+	}
+	if c, err := w.s.WhatIf(Loss{Nodes: []block.NodeName{whole.Node}}); err != nil || len(c.Volumes) == 0 || !c.Volumes[0].DataLost {
+		t.Errorf("if its node were lost: %+v, %v", c, err)
+	}
+	w.away(whole, true)
+	if err := w.step(EvictDrive{Drive: whole.Drive}); !isReason(err, ReasonDriveInUse) {
+		t.Errorf("an eviction of its drive while it is away: %v", err)
+	}
+}
+
+// A leg of a snapshot that is not known to be right stays while the only other one is not known as a whole: an
+// operator may choose it.
+func TestASnapshotKeepsALegWhileTheOtherIsDamaged(t *testing.T) {
+	for unknown, stays := range map[block.Size]bool{0: false, block.MiB: true} {
+		w := newSnapWorld(t, 1)
+		if err := w.take("mon", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		v := w.volume("db1@mon")
+		w.spoil(v.Legs[0], unknown)
+		tx := newTx(w.s, w.now)
+		next := tx.volume(v.ID)
+		next.Legs[1].State = LegStale
+		tx.loseLegs(v.ID, 0)
+		if l := tx.peek(v.ID).Legs[1]; l.member() != stays {
+			t.Errorf("with %v unknown it is %+v", unknown, l)
+		}
+	}
+}
+
+// A host that heals a detached volume may have a damaged leg recorded, which cannot be made equal to the others.
+func TestAHealingGoesOnWithoutADamagedLeg(t *testing.T) {
+	w, bad, whole := twins(t, block.MiB)
+	v := w.volume("db1").clone()
+	v.Heal = &Attachment{}
+	in := RecordStale{Legs: []block.LegID{bad.ID}}
+	if err := in.healing(w.s, v, map[block.LegID]bool{bad.ID: true}); err != nil {
+		t.Errorf("the damaged leg is lost: %v", err)
+	}
+	in.Legs = []block.LegID{whole.ID}
+	if err := in.healing(w.s, v, map[block.LegID]bool{whole.ID: true}); !isReason(err, ReasonReadOnly) {
+		t.Errorf("the whole leg is lost: %v", err)
 	}
 }

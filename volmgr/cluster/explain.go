@@ -303,6 +303,7 @@ func (s *State) explainDamage(e *Explanation, v *Volume, l *Leg) {
 	e.Facts = append(e.Facts, fmt.Sprintf("%v takes no writes, and %s: %s", l, unknown, r.Damage))
 	switch {
 	case !v.oneCopy():
+		s.explainLoss(e, v, l)
 	case v.IsSnapshot():
 		e.Actions = append(e.Actions, fmt.Sprintf("copy what can be read of it to another volume, and delete it: weft snapshot delete %s", v.Name))
 	case r.Unknown > 0:
@@ -310,6 +311,29 @@ func (s *State) explainDamage(e *Explanation, v *Volume, l *Leg) {
 	default:
 		e.Actions = append(e.Actions, fmt.Sprintf("give it another copy, `weft volume set %s --copies 2`; then %v is made again as well", v.Name, l))
 	}
+}
+
+// explainLoss covers a leg in a damaged tree of which a part is lost, if no other leg that can be reached is in sync
+// and known as a whole: nothing is made again elsewhere then.
+func (s *State) explainLoss(e *Explanation, v *Volume, l *Leg) {
+	r := s.damage(l)
+	if r.Unknown == 0 || !l.trusted() || v.Layout.Group().Readable(s.known(v)[l.Column]) {
+		return
+	}
+	e.Waits = append(e.Waits, fmt.Sprintf("another copy of column %d that is in sync and can be read as a whole, since %v is not: until then what it has lost is answered with errors, and writes wait", l.Column, l))
+	for _, o := range v.column(l.Column) {
+		promote := fmt.Sprintf("to go on with %v and lose what only other copies hold: %sweft volume promote-stale %s %d.%d --accept-data-loss", o, detachFirst(v), v.Name, o.Column, o.Copy)
+		switch {
+		case o.ID == l.ID || o.Blank || !s.isKnown(o) && o.trusted():
+		case o.trusted() && s.targetOnline(o.Node):
+			e.Actions = append(e.Actions, checkDrive(o))
+		case o.trusted():
+			e.Actions = append(e.Actions, s.bringBack(o.Node))
+		default:
+			e.Actions = append(e.Actions, promote)
+		}
+	}
+	e.Actions = append(e.Actions, fmt.Sprintf("if no other copy comes back: copy what can be read of %s to a new volume, and delete it; `weft doctor --tree` on %s says what may be lost", v.object(), l.Node))
 }
 
 func checkDrive(l *Leg) string {

@@ -270,8 +270,11 @@ func (s *State) health(v *Volume) Health {
 // copiesLeft is how many copies the column with fewest has that can be served. A column of a code
 // counts as one copy more than the losses that it survives.
 func (s *State) copiesLeft(v *Volume) int {
-	g, least := v.Layout.Group(), v.Layout.Group().Members
-	for _, good := range s.serving(v) {
+	g, least, serving := v.Layout.Group(), v.Layout.Group().Members, s.serving(v)
+	for c, good := range s.sound(v) {
+		if !g.Readable(good) { // what is left is in damaged trees
+			good = serving[c]
+		}
 		least = min(least, good.Len()-g.Needs+1)
 	}
 	return max(0, least)

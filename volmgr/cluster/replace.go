@@ -211,7 +211,7 @@ func (t *tx) settleColumn(id block.VolumeID, column int, ask map[block.LegID]str
 	case v.IsSnapshot():
 		t.loseLegs(id, column)
 	case !v.replaceable():
-	case len(staying(legs, t.leaving)) < wanted && t.s.serving(v)[column] != 0: // else there is nothing to copy from
+	case len(staying(legs, t.leaving)) < wanted && t.s.known(v)[column] != 0: // else there is nothing to copy from
 		t.addLeg(id, column, "")
 	}
 }
@@ -256,11 +256,11 @@ func (t *tx) superfluous(v *Volume, column int) (superfluous *Leg, why string) {
 	return superfluous, why
 }
 
-// spare is higher for a leg that its column misses less: first one that is not in sync, then one on a
-// suspect drive.
+// spare is higher for a leg that its column misses less: first one that is not in sync, then one in a damaged tree,
+// the more so if a part of it is lost, then one on a suspect drive.
 func (t *tx) spare(l *Leg) int {
-	d := t.drives.peek(l.Drive)
-	return 2*rank(l.State != LegInSync) + rank(d != nil && d.Suspect() != "")
+	d, damage := t.drives.peek(l.Drive), t.s.damage(l)
+	return 8*rank(l.State != LegInSync) + 4*rank(damage.Unknown > 0) + 2*rank(damage.Damage != "") + rank(d != nil && d.Suspect() != "")
 }
 
 // apart reports whether a leg has a failure domain for itself while others of its column share one, as
@@ -312,8 +312,13 @@ func (t *tx) needless(v *Volume, l *Leg, leaving bool) (why string, needless boo
 // idle reports whether a leg of a snapshot holds nothing, and nothing is being copied to it.
 func (l *Leg) idle() bool { return l.Blank && l.State == LegStale && l.Copying == nil }
 
-// others is how many other legs of a leg's column are in sync and can be served.
+// others is how many other legs of a leg's column are in sync and can be served. Those in damaged trees count only if
+// this leg is not sound either, and another one is: else it would be given up for them.
 func (t *tx) others(v *Volume, l *Leg) int {
+	sound := t.s.sound(v)[l.Column].Without(l.Copy)
+	if t.s.isSound(v, l) || !v.Layout.Group().Readable(sound) {
+		return sound.Len()
+	}
 	return t.s.serving(v)[l.Column].Without(l.Copy).Len()
 }
 
@@ -669,7 +674,7 @@ func (s *State) replacementWaits(v *Volume, column int) (waits, actions []string
 		return s.retirementWaits(v, column), nil
 	case !v.replaceable():
 		return nil, nil
-	case len(staying(legs, s.leaving)) < g.Members && s.serving(v)[column] != 0:
+	case len(staying(legs, s.leaving)) < g.Members && s.known(v)[column] != 0:
 		return s.placeWaits(v, column)
 	}
 	for _, l := range legs {
@@ -710,7 +715,7 @@ func (s *State) retirementWaits(v *Volume, column int) (waits []string) {
 	if c := s.clonesBegin(v); c != "" {
 		return []string{fmt.Sprintf("volume %s, which begins as it or goes back to it, to be ready before a leg is given up", c)}
 	}
-	if s.serving(v)[column].Len() > v.Layout.Group().Members {
+	if s.sound(v)[column].Len() > v.Layout.Group().Members {
 		return nil
 	}
 	for _, l := range v.column(column) {

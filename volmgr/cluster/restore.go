@@ -298,7 +298,7 @@ func (t *tx) leaveBehind(id block.VolumeID) {
 			continue
 		}
 		others := slices.ContainsFunc(v.column(l.Column), func(o *Leg) bool {
-			return o.ID != l.ID && o.trusted() && t.s.restoringWaitsFor(v, o) == ""
+			return o.ID != l.ID && t.s.isSound(v, o) && t.s.restoringWaitsFor(v, o) == ""
 		})
 		if others {
 			v = t.volume(id)

@@ -678,7 +678,7 @@ func (t *tx) settleStraysOn(d *Drive, labels []evidence.LegLabel) {
 		case !v.lostTrackOf(label):
 		case t.adoptable(v, d, label):
 			t.adoptStray(v, d, label)
-		case !label.Zeroed || t.s.serving(v)[label.Column].Len() >= v.Layout.Group().Members:
+		case !label.Zeroed || t.s.sound(v)[label.Column].Len() >= v.Layout.Group().Members:
 			t.freeStray(v, d, label)
 		}
 	}
@@ -803,7 +803,7 @@ func (s *State) explainStrays(e *Explanation, v *Volume) {
 // mayLose refuses to give up legs of a snapshot that cannot be copied, and that no other leg stands in for.
 func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
 	for _, l := range legs {
-		only := l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy))
+		only := s.onlyGood(v, l)
 		switch {
 		case !s.servable(l) && only:
 			return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
@@ -818,6 +818,12 @@ func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
 		}
 	}
 	return nil
+}
+
+// onlyGood reports whether a trusted leg is the only one of its column, or the only one of which nothing is lost.
+func (s *State) onlyGood(v *Volume, l *Leg) bool {
+	g, known := v.Layout.Group(), v.members(s.isKnown)[l.Column]
+	return l.trusted() && (!g.Readable(v.trusted()[l.Column].Without(l.Copy)) || s.isKnown(l) && !g.Readable(known.Without(l.Copy)))
 }
 
 // loseLegs gives up the legs of a snapshot's column that are gone for good, and those that are not known to

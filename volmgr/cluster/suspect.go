@@ -105,9 +105,9 @@ func (t *tx) settleSuspect(id block.VolumeID, l *Leg) {
 	t.believe(id, l.Column)
 }
 
-// standsIn reports whether a peer that is not suspect can replace a suspect leg.
+// standsIn reports whether a peer that is not suspect can replace a suspect leg: the leg is copied from it, all of it.
 func (s *State) standsIn(o, l *Leg) bool {
-	return s.servable(o) && s.answeredSince(o.Node, l)
+	return s.servable(o) && s.isKnown(o) && s.answeredSince(o.Node, l)
 }
 
 // answeredSince reports whether a target has acted on a wanted state from after a leg
@@ -139,19 +139,23 @@ func (t *tx) believe(id block.VolumeID, column int) {
 }
 
 // bestSuspect returns the suspect leg of a column that is easiest to reach: one that can be
-// served, else one on an online target.
+// served, else one on an online target. One in a damaged tree comes last, but for those on dead nodes.
 func (s *State) bestSuspect(v *Volume, column int) (best block.LegID) {
 	rank := -1
 	for _, l := range v.column(column) {
 		if !l.Suspect {
 			continue
 		}
-		n := 0
+		n := 2
 		switch {
-		case s.servable(l):
-			n = 2
-		case s.targetOnline(l.Node):
+		case s.confirmedDead(l.Node):
+			n = 0
+		case s.damage(l).Damage != "":
 			n = 1
+		case s.servable(l):
+			n = 4
+		case s.targetOnline(l.Node):
+			n = 3
 		}
 		if n > rank {
 			best, rank = l.ID, n
@@ -168,7 +172,7 @@ func (s *State) suspectWaitsFor(v *Volume, l *Leg) string {
 		case o.Suspect:
 		case !s.targetOnline(o.Node):
 			who = append(who, fmt.Sprintf("target %s, which is offline, to report", o.Node))
-		case !s.servable(o):
+		case !s.servable(o) || !s.isKnown(o):
 			who = append(who, fmt.Sprintf("%v, which is %s", o, s.legFact(o)))
 		default:
 			who = append(who, fmt.Sprintf("target %s to report", o.Node))

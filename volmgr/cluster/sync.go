@@ -129,12 +129,15 @@ func (in RecordStale) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := cmp.Or(in.unasked(t.s, v, lost), in.healing(v, lost)); err != nil {
+	if err := cmp.Or(in.unasked(t.s, v, lost), in.healing(t.s, v, lost)); err != nil {
 		return nil, err
 	}
 	if c := v.unreadable(left); c >= 0 {
 		return nil, refused(ReasonLastLeg, v.object(), "column %d would be left without %s", c, needed(v.Layout.Group())).
 			hint("its writes wait until a leg answers again").with("column", fmt.Sprint(c))
+	}
+	if err := in.soundLost(t.s, v, lost); err != nil {
+		return nil, err
 	}
 	var seq uint64
 	for _, id := range in.Legs {
@@ -189,14 +192,26 @@ func (in RecordStale) unasked(s *State, v *Volume, lost map[block.LegID]bool) er
 	return nil
 }
 
+// soundLost refuses to record a leg without which its column has legs in damaged trees alone. These take no writes,
+// so the host gains nothing, and what they have lost would be lost for good.
+func (in RecordStale) soundLost(s *State, v *Volume, lost map[block.LegID]bool) error {
+	for _, id := range in.Legs {
+		if l := v.leg(id); lost[id] && s.onlySound(v, l, lost) {
+			return refused(ReasonLastLeg, v.object(), "%v is the only leg of column %d that is not in a damaged tree", l, l.Column).
+				hint("its writes wait until the leg answers again").with("column", fmt.Sprint(l.Column))
+		}
+	}
+	return nil
+}
+
 // healing refuses to record a leg in sync of a volume that its host only heals: nobody writes, so no
-// such leg misses a write.
-func (in RecordStale) healing(v *Volume, lost map[block.LegID]bool) error {
+// such leg misses a write. One in a damaged tree cannot be made equal to others.
+func (in RecordStale) healing(s *State, v *Volume, lost map[block.LegID]bool) error {
 	if v.Heal == nil {
 		return nil
 	}
 	for _, id := range in.Legs {
-		if l := v.leg(id); lost[id] && l.State == LegInSync {
+		if l := v.leg(id); lost[id] && l.State == LegInSync && s.damage(l).Damage == "" {
 			return refused(ReasonReadOnly, v.object(), "%s copies to legs that are not in sync and nobody writes, so %v cannot miss writes", in.Node, l)
 		}
 	}
@@ -723,7 +738,7 @@ func (in PromoteStaleLeg) apply(t *tx) (view, error) {
 }
 
 // mayPromote refuses to promote a leg while the volume is attached, while a good leg of its
-// column can be served, or while the operator has not accepted the loss of writes.
+// column can be served and nothing of it is lost, or while the operator has not accepted the loss of writes.
 func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 	switch {
 	case v.Layout.Group().Needs > 1:
@@ -747,7 +762,7 @@ func (s *State) mayPromote(v *Volume, l *Leg, acceptLoss bool) error {
 			hint("if every good copy is gone for good: `weft volume promote-stale %s %d.%d --accept-data-loss`", v.Name, l.Column, l.Copy)
 	}
 	for i := range v.Legs {
-		if o := &v.Legs[i]; o.Column == l.Column && o.trusted() && s.servable(o) {
+		if o := &v.Legs[i]; o.Column == l.Column && s.isKnown(o) && s.servable(o) {
 			return refused(ReasonInSyncLegExists, v.object(), "%v is in sync and can be reached", o).
 				hint("attach the volume: the stale leg is then rebuilt without loss")
 		}

@@ -107,7 +107,7 @@ func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
 				hint("a volume of one copy is not moved: copy what it holds to a new volume and delete it")
 		}
 		for _, l := range legs[id] {
-			if !s.servable(l) && l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy)) {
+			if !s.servable(l) && s.onlyGood(v, l) {
 				return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
 					hint("`weft explain volume %s` says what can be done", v.Name)
 			}
@@ -271,16 +271,22 @@ func (s *State) Dependents(nodes ...block.NodeName) (names []string) {
 		why := "no other copy is in sync"
 		if v.Layout.Group().Members == 1 {
 			why = "a single copy"
+		} else if s.doesWith(v, nodes, s.serving(v)) {
+			why = "the other copies are in damaged trees and take no writes"
 		}
 		names = append(names, fmt.Sprintf("%s (%s)", v.Name, why))
 	}
 	return names
 }
 
-// doesWithout reports whether each column that has a good leg on some nodes can be read from its other
+// doesWithout reports whether each column that has a good leg on some nodes can be read and written with its other
 // legs that are served now.
 func (s *State) doesWithout(v *Volume, nodes []block.NodeName) bool {
-	serving := s.serving(v)
+	return s.doesWith(v, nodes, s.sound(v))
+}
+
+// doesWith reports whether each column that has a good leg on some nodes can be read from those others that serve.
+func (s *State) doesWith(v *Volume, nodes []block.NodeName, serving []block.MemberSet) bool {
 	depends := map[int]bool{}
 	for _, l := range v.Legs {
 		if l.trusted() && slices.Contains(nodes, l.Node) {
@@ -351,7 +357,7 @@ func (t *tx) settleLeftOut(id block.VolumeID) (ask map[block.LegID]string) {
 			continue
 		}
 		if serving == nil {
-			serving = t.s.serving(v)
+			serving = t.s.sound(v)
 		}
 		if without := serving[l.Column].Without(l.Copy); l.trusted() && v.Layout.Group().Readable(without) {
 			serving[l.Column] = without
@@ -663,10 +669,10 @@ func slotted(legs []*Leg, layout block.Layout) (n int) {
 }
 
 // keepers are the legs that a layout with fewer copies keeps: the first that are in sync, can be
-// served, and have a slot in it.
+// served, are in no damaged tree, and have a slot in it.
 func (s *State) keepers(legs []*Leg, layout block.Layout) (keep []*Leg) {
 	for _, l := range legs {
-		if len(keep) < layout.Copies && l.Copy < layout.Slots() && l.trusted() && s.servable(l) {
+		if len(keep) < layout.Copies && l.Copy < layout.Slots() && l.trusted() && s.servable(l) && s.damage(l).Damage == "" {
 			keep = append(keep, l)
 		}
 	}

@@ -587,11 +587,58 @@ func (s *State) serving(v *Volume) []block.MemberSet {
 	return v.members(func(l *Leg) bool { return l.trusted() && s.servable(l) })
 }
 
-// conditions say how much redundancy each column has now.
+// sound returns the members of each column that can be read now, all of them, and take writes if hosts write to the
+// volume. Those in damaged trees serve the rest, and are not among them.
+func (s *State) sound(v *Volume) []block.MemberSet {
+	return v.members(func(l *Leg) bool { return s.isSound(v, l) && s.servable(l) })
+}
+
+// isSound reports whether a trusted leg is, as far as is known, not in a damaged tree. One that no host writes to may
+// be, if nothing of it is lost.
+func (s *State) isSound(v *Volume, l *Leg) bool {
+	return l.trusted() && (s.damage(l).Damage == "" || v.unwritten() && s.isKnown(l))
+}
+
+// isKnown reports whether a trusted leg can be read as a whole, so that a copy of it can become complete.
+func (s *State) isKnown(l *Leg) bool { return l.trusted() && s.damage(l).Unknown == 0 }
+
+// known returns the members of each column of which a copy can be made now.
+func (s *State) known(v *Volume) []block.MemberSet {
+	return v.members(func(l *Leg) bool { return s.isKnown(l) && s.servable(l) })
+}
+
+// onlySound reports whether a leg is sound, may come back, and is what is left of its column besides those that are
+// given up, and those in damaged trees. Writes cannot go on without it, and what the others have lost can be read from it alone.
+func (s *State) onlySound(v *Volume, l *Leg, without map[block.LegID]bool) bool {
+	if !s.isSound(v, l) || s.gone(l) || !s.damagedIn(v, l.Column) {
+		return false
+	}
+	left := v.members(func(o *Leg) bool { return o.ID != l.ID && !without[o.ID] && s.isSound(v, o) })
+	return !v.Layout.Group().Readable(left[l.Column])
+}
+
+// damagedIn reports whether a column has a trusted leg that is not sound.
+func (s *State) damagedIn(v *Volume, column int) bool {
+	return slices.ContainsFunc(v.column(column), func(l *Leg) bool { return l.trusted() && !s.isSound(v, l) })
+}
+
+// gone reports whether a leg cannot be served and is not waited for.
+func (s *State) gone(l *Leg) bool {
+	n, d := s.nodes[l.Node], s.drives[l.Drive]
+	return (n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict) && !s.servable(l)
+}
+
+// conditions say how much redundancy each column has now. Legs in damaged trees are none, but serve a column that has
+// nothing else: it is not lost.
 func (s *State) conditions(v *Volume) (all []block.Condition) {
-	g := v.Layout.Group()
-	for _, good := range s.serving(v) {
-		all = append(all, g.ConditionOf(good))
+	g, serving := v.Layout.Group(), s.serving(v)
+	for c, good := range s.sound(v) {
+		switch {
+		case g.Readable(good) || !g.Readable(serving[c]):
+			all = append(all, g.ConditionOf(good))
+		default:
+			all = append(all, block.Critical)
+		}
 	}
 	return all
 }

@@ -333,9 +333,9 @@ func (p *play) affected() (all []Consequence) {
 				})
 			}
 		}
-		left := old.members(func(l *Leg) bool { return l.trusted() && !p.in.has(l) })
+		left := old.members(func(l *Leg) bool { return p.was.isKnown(l) && !p.in.has(l) })
 		lost := old.unreadable(left)
-		c.DataLost = lost >= 0 && old.Layout.Group().Readable(old.trusted()[lost])
+		c.DataLost = lost >= 0 && old.Layout.Group().Readable(old.members(p.was.isKnown)[lost])
 		all = append(all, c)
 	}
 	return all
@@ -427,7 +427,7 @@ func (p *play) places(c *Consequence) {
 
 // noPlace says why a lost leg of a column is not made again.
 func (p *play) noPlace(old, v *Volume, column int) string {
-	left := old.members(func(l *Leg) bool { return l.trusted() && !p.in.has(l) })[column]
+	left := old.members(func(l *Leg) bool { return p.was.isKnown(l) && !p.in.has(l) })[column]
 	switch {
 	case old.Restored:
 		return "the volume was restored from a backup and its copies are not judged yet"
