@@ -363,12 +363,15 @@ func (s *State) grantSplit(v *Volume) (keep []block.MemberSet, rest []*Leg) {
 
 // standsAlone reports whether a leg that cannot be granted is in no damaged tree and may come back, while all of its
 // column that could be granted is in damaged trees. If it were evicted, what those have lost would be lost for good.
+// Whether a tree is damaged is known once its target has mapped the leg.
 func (s *State) standsAlone(v *Volume, l *Leg, keep []block.MemberSet) bool {
 	if s.damage(l).Damage != "" || s.gone(l) {
 		return false
 	}
-	sound := v.members(func(o *Leg) bool { return keep[o.Column].Has(o.Copy) && s.isSound(v, o) })
-	return s.damagedIn(v, l.Column) && !v.Layout.Group().Readable(sound[l.Column])
+	sound := v.members(func(o *Leg) bool {
+		return keep[o.Column].Has(o.Copy) && s.isSound(v, o) && (o.tree().IsZero() || s.legReady(o))
+	})
+	return !v.Layout.Group().Readable(sound[l.Column])
 }
 
 // evictable reports whether an in-sync leg that is not fenced may be evicted: no earlier
@@ -725,7 +728,7 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 		switch {
 		case v.Epoch == 1 && s.targetOnline(l.Node): // no older epoch, so the target only has to answer
 		case s.standsAlone(v, l, keep) && g.Readable(keep[l.Column]):
-			wait += fmt.Sprintf(" (the other in-sync legs of column %d are in damaged trees)", l.Column)
+			wait += fmt.Sprintf(" (the other in-sync legs of column %d are in damaged trees, or not mapped yet)", l.Column)
 		case !g.Readable(keep[l.Column]):
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
 		case s.readersLeft(v):

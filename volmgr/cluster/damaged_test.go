@@ -329,13 +329,37 @@ func TestAnAttachmentWaitsForTheWholeLeg(t *testing.T) {
 		if dead {
 			continue
 		}
-		if text := w.explained("db1"); !strings.Contains(text, "are in damaged trees") || !strings.Contains(text, "confirm-dead") {
+		if text := w.explained("db1"); !strings.Contains(text, "are in damaged trees, ") || !strings.Contains(text, "confirm-dead") {
 			t.Errorf("it is explained as\n%s", text)
 		}
 		w.away(whole, false)
 		if v := w.volume("db1"); v.Attachment.State != Attached || !v.leg(whole.ID).trusted() {
 			t.Errorf("the leg is back, and it is %+v, with legs %+v", v.Attachment, v.Legs)
 		}
+	}
+}
+
+// Whether a tree is damaged is known once its target has mapped the leg. No other leg is given up for it before.
+func TestAnAttachmentWaitsUntilItIsKnownWhetherATreeIsDamaged(t *testing.T) {
+	w, bad, whole := twins(t, 0)
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	w.targets[bad.Node].says = func(r *TargetReport) {
+		for i := range r.Legs {
+			r.Legs[i].Ready = false
+		}
+	}
+	w.settle()
+	w.away(whole, true)
+	w.must(Attach{Volume: "db1", Node: "c1"})
+	w.look(20)
+	if l := w.volume("db1").leg(whole.ID); l.State != LegInSync {
+		t.Errorf("it was given up: %+v", l)
+	}
+	w.targets[bad.Node].says = nil
+	w.look(20)
+	if v := w.volume("db1"); v.Attachment.State != Attached || v.leg(whole.ID).State != LegStale {
+		t.Errorf("no tree is damaged, and the attachment is %+v, with legs %+v", v.Attachment, v.Legs)
 	}
 }
 
