@@ -445,6 +445,8 @@ func (l *Leg) sharedWith() block.UUID {
 }
 
 // cannotSnapshot says why no snapshot of a volume's leg can be taken now; empty if one can.
+//
+// Branches: one for each reason.
 func (s *State) cannotSnapshot(v *Volume, l *Leg) string {
 	d, stays := s.drives[l.Drive], s.stays(v, l.Node)
 	switch {
