@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -417,6 +418,147 @@ func TestNoLegIsMadeOfADamagedOne(t *testing.T) {
 		}
 		if h := w.s.health(v); h != Degraded && h != Rebuilding || w.s.copiesLeft(v) != 1 {
 			t.Errorf("it is %v, with %d copies", h, w.s.copiesLeft(v))
+		}
+	}
+}
+
+// fails has the target of a leg report an error: of its drive, or of the leg alone, which it cannot open then.
+func (w *snapWorld) fails(l *Leg, drive bool) {
+	says := w.targets[l.Node].says
+	w.targets[l.Node].says = func(r *TargetReport) {
+		if says != nil {
+			says(r)
+		}
+		for i := range r.Drives {
+			if drive && r.Drives[i].Drive == l.Drive {
+				r.Drives[i].Error = "I/O error"
+			}
+		}
+		for i := range r.Legs {
+			if x := &r.Legs[i]; !drive && x.Leg == l.ID {
+				x.Error, x.Ready = "open tree: both copies of its superblock are damaged", false
+			}
+		}
+	}
+	w.settle()
+}
+
+// lostTwin is twins with the other leg lost, by itself or with its drive; with both it was damaged as well before.
+type lostTwin struct {
+	unknown     block.Size
+	drive, both bool
+}
+
+// everyLostTwin runs a test for each of them.
+func everyLostTwin(t *testing.T, test func(*testing.T, lostTwin)) {
+	for _, unknown := range []block.Size{0, block.MiB} {
+		for _, drive := range []bool{true, false} {
+			for _, both := range []bool{false, true} {
+				x := lostTwin{unknown, drive, both}
+				t.Run(fmt.Sprintf("%+v", x), func(t *testing.T) { test(t, x) })
+			}
+		}
+	}
+}
+
+func (x lostTwin) world(t *testing.T, attached bool) (w *snapWorld, bad, lost *Leg) {
+	t.Helper()
+	w, bad, lost = twins(t, x.unknown)
+	if x.both {
+		w.spoil(*lost, x.unknown)
+	}
+	if !attached {
+		w.must(Detach{Volume: "db1"})
+		w.settle()
+	}
+	w.fails(lost, x.drive)
+	return w, bad, lost
+}
+
+// The whole leg's drive has failed, or its tree cannot be opened, and its node is alive. An eviction of the drive ends
+// the wait of the host: the damaged leg is what is left, and serves the rest. A drain or a move of the leg is refused.
+// A lost leg that was damaged itself can be evicted as well.
+func TestAHostGoesOnWithADamagedLegAfterAnEviction(t *testing.T) {
+	everyLostTwin(t, func(t *testing.T, x lostTwin) {
+		w, bad, lost := x.world(t, true)
+		if err := w.records(lost); !x.both && !isReason(err, ReasonLastLeg) {
+			t.Errorf("before the eviction the host records its loss: %v", err)
+		}
+		for _, in := range []Input{DrainDrive{Drive: lost.Drive}, MoveLeg{Volume: "db1", Column: lost.Column, Copy: lost.Copy}} {
+			if err := w.step(in); !x.both && x.unknown > 0 && !isReason(err, ReasonDriveInUse) {
+				t.Errorf("%T: %v", in, err)
+			}
+		}
+		if err := w.step(EvictDrive{Drive: lost.Drive}); err != nil {
+			t.Fatal(err)
+		}
+		w.look(3)
+		if err := w.records(lost); err != nil {
+			t.Errorf("after it the host records its loss: %v", err)
+		}
+		if err := w.records(bad); !isReason(err, ReasonLastLeg) {
+			t.Errorf("the host records the leg that is left: %v", err)
+		}
+	})
+}
+
+// An attachment waits for the same leg, and goes on after the eviction.
+func TestAnAttachmentGoesOnWithADamagedLegAfterAnEviction(t *testing.T) {
+	everyLostTwin(t, func(t *testing.T, x lostTwin) {
+		w, bad, lost := x.world(t, false)
+		w.must(Attach{Volume: "db1", Node: "c1"})
+		w.look(20)
+		if v := w.volume("db1"); !x.both && (v.Attachment.State != Granting || !v.leg(lost.ID).trusted()) {
+			t.Errorf("before the eviction the attachment is %+v, with legs %+v", v.Attachment, v.Legs)
+		}
+		if err := w.step(EvictDrive{Drive: lost.Drive}); err != nil {
+			t.Fatal(err)
+		}
+		w.look(20)
+		if v := w.volume("db1"); v.Attachment.State != Attached || !v.leg(bad.ID).trusted() || v.leg(lost.ID).State != LegStale {
+			t.Errorf("after it the attachment is %+v, with legs %+v", v.Attachment, v.Legs)
+		}
+	})
+}
+
+// The drive of the whole leg works when it is evicted. The leg is waited for while its target is away, since it may
+// come back; it is given up if the drive fails after all.
+func TestAnEvictedDriveThatWorkedIsWaitedFor(t *testing.T) {
+	w, bad, whole := twins(t, block.MiB)
+	w.must(EvictDrive{Drive: whole.Drive})
+	w.away(whole, true)
+	if err := w.records(whole); !isReason(err, ReasonLastLeg) {
+		t.Errorf("its target is away, and the host records its loss: %v", err)
+	}
+	w.away(whole, false)
+	w.fails(whole, true)
+	if err := w.records(whole); err != nil {
+		t.Errorf("its drive has failed, and the host records its loss: %v", err)
+	}
+	if l := w.volume("db1").leg(bad.ID); !l.trusted() {
+		t.Errorf("the leg that is left is %+v", l)
+	}
+}
+
+// The drive of a leg of a snapshot can be evicted as well, if the only other leg is damaged.
+func TestAnEvictionLeavesTheDamagedLegOfASnapshot(t *testing.T) {
+	for _, works := range []bool{true, false} {
+		w := newSnapWorld(t, 1)
+		if err := w.take("mon", "db1"); err != nil {
+			t.Fatal(err)
+		}
+		w.settle()
+		v := w.volume("db1@mon")
+		w.spoil(v.Legs[0], block.MiB)
+		whole := &w.volume("db1@mon").Legs[1]
+		if works {
+			w.away(whole, true)
+		} else {
+			w.fails(whole, true)
+		}
+		err := w.step(EvictDrive{Drive: whole.Drive})
+		if works && !isReason(err, ReasonDriveInUse) || !works && err != nil {
+			t.Errorf("the drive works %v: %v", works, err)
 		}
 	}
 }

@@ -308,7 +308,7 @@ func (in EvictDrive) apply(t *tx) (view, error) {
 	if t.removeDrive(d) {
 		return nil, nil
 	}
-	if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID)); err != nil {
+	if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID), t.s.onlyLeft); err != nil {
 		return nil, err
 	}
 	if d.Leaving != LeaveEvict {

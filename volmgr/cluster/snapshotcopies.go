@@ -800,12 +800,12 @@ func (s *State) explainStrays(e *Explanation, v *Volume) {
 
 // ---- legs that are lost ----
 
-// mayLose refuses to give up legs of a snapshot that cannot be copied, and that no other leg stands in for.
-func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
+// mayLose refuses to give up legs of a snapshot that cannot be copied, and that no other leg stands in for. only is
+// that of movable.
+func (s *State) mayLose(object string, v *Volume, legs []*Leg, only func(*Volume, *Leg) bool) error {
 	for _, l := range legs {
-		only := s.onlyGood(v, l)
 		switch {
-		case !s.servable(l) && only:
+		case !s.servable(l) && only(v, l):
 			return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
 				hint("`weft explain volume %s` says what can be done", v.Name)
 		case !s.servable(l):
@@ -820,10 +820,24 @@ func (s *State) mayLose(object string, v *Volume, legs []*Leg) error {
 	return nil
 }
 
+// onlyTrusted reports whether a trusted leg is the only one of its column.
+func (v *Volume) onlyTrusted(l *Leg) bool {
+	return l.trusted() && !v.Layout.Group().Readable(v.trusted()[l.Column].Without(l.Copy))
+}
+
 // onlyGood reports whether a trusted leg is the only one of its column, or the only one of which nothing is lost.
 func (s *State) onlyGood(v *Volume, l *Leg) bool {
-	g, known := v.Layout.Group(), v.members(s.isKnown)[l.Column]
-	return l.trusted() && (!g.Readable(v.trusted()[l.Column].Without(l.Copy)) || s.isKnown(l) && !g.Readable(known.Without(l.Copy)))
+	known := v.members(s.isKnown)[l.Column].Without(l.Copy)
+	return v.onlyTrusted(l) || s.isKnown(l) && !v.Layout.Group().Readable(known)
+}
+
+// onlyLeft is onlyGood for a drive that an operator evicts. A leg that is known to be lost may go if others are
+// trusted, also if these are in damaged trees: else nothing would ever end the wait for it.
+func (s *State) onlyLeft(v *Volume, l *Leg) bool {
+	if s.isLost(l) {
+		return v.onlyTrusted(l)
+	}
+	return s.onlyGood(v, l)
 }
 
 // loseLegs gives up the legs of a snapshot's column that are gone for good, and those that are not known to

@@ -68,7 +68,7 @@ func (in DrainDrive) apply(t *tx) (view, error) {
 	want := LeaveDrain
 	if in.Cancel {
 		want = ""
-	} else if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID)); err != nil {
+	} else if err := t.s.movable(d.object(), t.s.legsOn(d.Node, d.ID), t.s.onlyGood); err != nil {
 		return nil, err
 	}
 	if d.Leaving != want {
@@ -89,16 +89,16 @@ func (t *tx) leaveDrive(d *Drive, how DriveLeave) {
 	t.settleDriveVolumes(d)
 }
 
-// movable refuses legs that cannot be made again elsewhere: those of volumes of one copy, and
-// those that are the only good ones of their columns on a drive that is gone.
-func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
+// movable refuses legs that cannot be made again elsewhere: those of volumes of one copy, and those that cannot be
+// read, if their columns need them. only reports the latter: it is onlyGood or onlyLeft.
+func (s *State) movable(object string, legs map[block.VolumeID][]*Leg, only func(*Volume, *Leg) bool) error {
 	for _, id := range sorted(legs) {
 		v := s.volumes.Get(id)
 		switch {
 		case v.State != VolumeReady || v.Restoring != nil:
 			return refused(ReasonNotReady, object, "holds legs of %s, which is %s", v.Name, v.unready())
 		case v.IsSnapshot():
-			if err := s.mayLose(object, v, legs[id]); err != nil {
+			if err := s.mayLose(object, v, legs[id], only); err != nil {
 				return err
 			}
 			continue
@@ -107,7 +107,7 @@ func (s *State) movable(object string, legs map[block.VolumeID][]*Leg) error {
 				hint("a volume of one copy is not moved: copy what it holds to a new volume and delete it")
 		}
 		for _, l := range legs[id] {
-			if !s.servable(l) && s.onlyGood(v, l) {
+			if !s.servable(l) && only(v, l) {
 				return refused(ReasonDriveInUse, object, "%v of %s is the only good copy of its column and cannot be read", l, v.Name).
 					hint("`weft explain volume %s` says what can be done", v.Name)
 			}
@@ -172,7 +172,7 @@ func (in CordonNode) apply(t *tx) (view, error) {
 	}
 	legs := t.s.legsOn(in.Node, block.DriveID{})
 	if in.Drain {
-		if err := t.s.movable(nodeObject(in.Node), legs); err != nil {
+		if err := t.s.movable(nodeObject(in.Node), legs, t.s.onlyGood); err != nil {
 			return nil, err
 		}
 	}
@@ -553,7 +553,7 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 	if leg == nil {
 		return nil, notFound(fmt.Sprintf("leg %d.%d of %s", in.Column, in.Copy, v.object()))
 	}
-	if err := t.s.movable(v.object(), map[block.VolumeID][]*Leg{v.ID: {leg}}); err != nil {
+	if err := t.s.movable(v.object(), map[block.VolumeID][]*Leg{v.ID: {leg}}, t.s.onlyGood); err != nil {
 		return nil, err
 	}
 	if leg.Leave {

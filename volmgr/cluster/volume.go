@@ -622,10 +622,18 @@ func (s *State) damagedIn(v *Volume, column int) bool {
 	return slices.ContainsFunc(v.column(column), func(l *Leg) bool { return l.trusted() && !s.isSound(v, l) })
 }
 
-// gone reports whether a leg cannot be served and is not waited for.
+// gone reports whether a leg cannot be served and is not waited for: its node is confirmed dead, or its drive is
+// being evicted and the leg is known to be lost. A target that is away may come back, also with a drive that is evicted.
 func (s *State) gone(l *Leg) bool {
 	n, d := s.nodes[l.Node], s.drives[l.Drive]
-	return (n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict) && !s.servable(l)
+	return (n == nil || d == nil || n.ConfirmedDead || d.Leaving == LeaveEvict && s.isLost(l)) && !s.servable(l)
+}
+
+// isLost reports whether a leg is known to be lost where it is, as far as Weft can tell: its drive is missing or
+// failed, its node is confirmed dead, or its target is there and cannot serve it.
+func (s *State) isLost(l *Leg) bool {
+	n, d := s.nodes[l.Node], s.drives[l.Drive]
+	return n == nil || d == nil || n.ConfirmedDead || d.State == DriveMissing || d.State == DriveFailed || s.targetOnline(l.Node) && s.legError(l) != ""
 }
 
 // conditions say how much redundancy each column has now. Legs in damaged trees are none, but serve a column that has
