@@ -221,7 +221,7 @@ func TestAHostDoesNotGiveUpAWholeLegForADamagedOne(t *testing.T) {
 				t.Errorf("%v are lost: %v", legs, err)
 			}
 		}
-		if text := w.explained("db1"); unknown > 0 && !strings.Contains(text, string(whole.Node)) {
+		if text := w.explained("db1"); !strings.Contains(text, "writes wait") || !strings.Contains(text, "bring target "+string(whole.Node)) || !strings.Contains(text, "confirm-dead "+string(whole.Node)) {
 			t.Errorf("it is explained as\n%s", text)
 		}
 		w.away(whole, false)
@@ -242,7 +242,7 @@ func TestAHostDoesNotGiveUpAWholeLegForADamagedOne(t *testing.T) {
 		if l := w.volume("db1").leg(bad.ID); !l.trusted() || !w.s.servable(l) {
 			t.Errorf("the last one is %+v", l)
 		}
-		if text := w.explained("db1"); unknown > 0 && (!strings.Contains(text, "copy what can be read") || !strings.Contains(text, "writes wait")) {
+		if text := w.explained("db1"); !strings.Contains(text, "writes wait") || strings.Contains(text, "copy what can be read") != (unknown > 0) {
 			t.Errorf("it is explained as\n%s", text)
 		}
 	}
@@ -484,6 +484,9 @@ func TestAHostGoesOnWithADamagedLegAfterAnEviction(t *testing.T) {
 		if err := w.records(lost); !x.both && !isReason(err, ReasonLastLeg) {
 			t.Errorf("before the eviction the host records its loss: %v", err)
 		}
+		if text := w.explained("db1"); !x.both && (!strings.Contains(text, "writes wait") || !strings.Contains(text, "weft drive evict "+lost.Drive.String())) {
+			t.Errorf("before the eviction it is explained as\n%s", text)
+		}
 		for _, in := range []Input{DrainDrive{Drive: lost.Drive}, MoveLeg{Volume: "db1", Column: lost.Column, Copy: lost.Copy}} {
 			if err := w.step(in); !x.both && x.unknown > 0 && !isReason(err, ReasonDriveInUse) {
 				t.Errorf("%T: %v", in, err)
@@ -510,6 +513,9 @@ func TestAnAttachmentGoesOnWithADamagedLegAfterAnEviction(t *testing.T) {
 		w.look(20)
 		if v := w.volume("db1"); !x.both && (v.Attachment.State != Granting || !v.leg(lost.ID).trusted()) {
 			t.Errorf("before the eviction the attachment is %+v, with legs %+v", v.Attachment, v.Legs)
+		}
+		if text := w.explained("db1"); !x.both && !strings.Contains(text, "weft drive evict "+lost.Drive.String()) {
+			t.Errorf("before the eviction it is explained as\n%s", text)
 		}
 		if err := w.step(EvictDrive{Drive: lost.Drive}); err != nil {
 			t.Fatal(err)

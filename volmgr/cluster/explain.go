@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -210,7 +211,8 @@ func (s *State) explainGrant(e *Explanation, v *Volume) {
 			continue
 		}
 		e.Actions = append(e.Actions, s.bringBack(l.Node))
-		if !slices.ContainsFunc(v.peers(l), func(o *Leg) bool { return o.Suspect }) { // explainSuspect adds this with its cost
+		// explainSuspect and explainLoss add this with its cost.
+		if !slices.ContainsFunc(v.peers(l), func(o *Leg) bool { return o.Suspect }) && (!s.damagedAlone(v, l.Column) || !s.onlySound(v, l, nil)) {
 			e.Actions = append(e.Actions, fmt.Sprintf("if machine %s is off: weft node confirm-dead %s", l.Node, l.Node))
 		}
 	}
@@ -247,6 +249,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	s.explainSpace(e, v)
 	s.explainRedundancy(e, v)
 	for c := range v.Layout.Stripes {
+		s.explainLoss(e, v, c)
 		s.explainColumn(e, v, c)
 		explainMissing(e, v, c)
 		waits, actions := s.replacementWaits(v, c)
@@ -302,8 +305,7 @@ func (s *State) explainDamage(e *Explanation, v *Volume, l *Leg) {
 	}
 	e.Facts = append(e.Facts, fmt.Sprintf("%v takes no writes, and %s: %s", l, unknown, r.Damage))
 	switch {
-	case !v.oneCopy():
-		s.explainLoss(e, v, l)
+	case !v.oneCopy(): // explainLoss
 	case v.IsSnapshot():
 		e.Actions = append(e.Actions, fmt.Sprintf("copy what can be read of it to another volume, and delete it: weft snapshot delete %s", v.Name))
 	case r.Unknown > 0:
@@ -313,27 +315,63 @@ func (s *State) explainDamage(e *Explanation, v *Volume, l *Leg) {
 	}
 }
 
-// explainLoss covers a leg in a damaged tree of which a part is lost, if no other leg that can be reached is in sync
-// and known as a whole: nothing is made again elsewhere then.
-func (s *State) explainLoss(e *Explanation, v *Volume, l *Leg) {
-	r := s.damage(l)
-	if r.Unknown == 0 || !l.trusted() || v.Layout.Group().Readable(s.known(v)[l.Column]) {
+// explainLoss covers a column that is served by legs in damaged trees alone: writes wait for a whole leg, and so do
+// reads of what all of them have lost.
+func (s *State) explainLoss(e *Explanation, v *Volume, column int) {
+	if !s.damagedAlone(v, column) {
 		return
 	}
-	e.Waits = append(e.Waits, fmt.Sprintf("another copy of column %d that is in sync and can be read as a whole, since %v is not: until then what it has lost is answered with errors, and writes wait", l.Column, l))
-	for _, o := range v.column(l.Column) {
-		promote := fmt.Sprintf("to go on with %v and lose what only other copies hold: %sweft volume promote-stale %s %d.%d --accept-data-loss", o, detachFirst(v), v.Name, o.Column, o.Copy)
+	known := v.Layout.Group().Readable(s.known(v)[column])
+	var awaited []string
+	for _, l := range v.column(column) {
 		switch {
-		case o.ID == l.ID || o.Blank || !s.isKnown(o) && o.trusted():
-		case o.trusted() && s.targetOnline(o.Node):
-			e.Actions = append(e.Actions, checkDrive(o))
-		case o.trusted():
-			e.Actions = append(e.Actions, s.bringBack(o.Node))
+		case s.onlySound(v, l, nil) && !s.servable(l):
+			awaited = append(awaited, fmt.Sprintf("%v, which is %s", l, s.legFact(l)))
+			e.Actions = append(e.Actions, s.lossActions(l, known)...)
+		case known || l.trusted() || l.Blank:
 		default:
-			e.Actions = append(e.Actions, promote)
+			e.Actions = append(e.Actions, fmt.Sprintf("to go on with %v and lose what only other copies hold: %sweft volume promote-stale %s %d.%d --accept-data-loss", l, detachFirst(v), v.Name, l.Column, l.Copy))
 		}
 	}
-	e.Actions = append(e.Actions, fmt.Sprintf("if no other copy comes back: copy what can be read of %s to a new volume, and delete it; `weft doctor --tree` on %s says what may be lost", v.object(), l.Node))
+	wait := cmp.Or(strings.Join(awaited, ", and "), fmt.Sprintf("another copy of column %d that is in sync and in no damaged tree", column)) + ": until then writes wait"
+	if !known {
+		wait += ", and reads of what the copies in damaged trees have lost fail"
+		e.Actions = append(e.Actions, s.rescues(v, column)...)
+	}
+	e.Waits = append(e.Waits, wait)
+}
+
+// damagedAlone reports whether a column of several copies is served by legs in damaged trees alone.
+func (s *State) damagedAlone(v *Volume, column int) bool {
+	g := v.Layout.Group()
+	return !v.oneCopy() && s.damagedIn(v, column) && !g.Readable(s.sound(v)[column]) && g.Readable(s.serving(v)[column])
+}
+
+// lossActions lists how the wait for a whole leg ends. known: the others, in damaged trees, hold all data.
+func (s *State) lossActions(l *Leg, known bool) (actions []string) {
+	cost := ", and you accept the loss of data that only its copy holds"
+	if known {
+		cost = ""
+	}
+	if !s.targetOnline(l.Node) {
+		actions = append(actions, s.bringBack(l.Node), fmt.Sprintf("if machine %s is gone for good%s: weft node confirm-dead %s", l.Node, cost, l.Node))
+	} else {
+		actions = append(actions, checkDrive(l))
+	}
+	if s.isLost(l) {
+		actions = append(actions, fmt.Sprintf("if %v is gone for good%s: weft drive evict %s", l, cost, l.Drive))
+	}
+	return actions
+}
+
+// rescues says how to keep what can be read of a column of which a part is lost.
+func (s *State) rescues(v *Volume, column int) (actions []string) {
+	for _, l := range v.column(column) {
+		if l.trusted() && s.damage(l).Unknown > 0 {
+			actions = append(actions, fmt.Sprintf("if no other copy comes back: copy what can be read of %s to a new volume, and delete it; `weft doctor --tree` on %s says what may be lost", v.object(), l.Node))
+		}
+	}
+	return actions
 }
 
 func checkDrive(l *Leg) string {
