@@ -1053,6 +1053,7 @@ func (o *observedTarget) target(s *State) *target {
 	}
 	for _, l := range o.Legs {
 		on.legs.Set(on.by, l.Leg, l)
+		on.noteDamage(l.Leg, l.Damage != "")
 	}
 	for id, epoch := range o.Admitted {
 		on.admitted.Set(on.by, id, epoch)

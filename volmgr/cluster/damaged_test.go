@@ -635,3 +635,24 @@ func TestAHealingGoesOnWithoutADamagedLeg(t *testing.T) {
 		t.Errorf("the whole leg is lost: %v", err)
 	}
 }
+
+// What was observed says which legs are damaged, also once it is loaded from a support bundle.
+func TestASupportBundleKnowsOfDamage(t *testing.T) {
+	w, _, _ := twins(t, block.MiB)
+	text, err := w.s.Observed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := LoadObserved(w.s.Records(), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := s.volumes.Get(w.volume("db1").ID)
+	if h, was := s.health(v), w.s.health(w.volume("db1")); h != was {
+		t.Errorf("it was %v, and is %v in the bundle", was, h)
+	}
+	e, err := s.Explain("db1")
+	if was := w.explained("db1"); err != nil || strings.Join(slices.Concat(e.Facts, e.Waits, e.Actions), "\n") != was {
+		t.Errorf("it was explained as\n%s\nand in the bundle as %+v, %v", was, e, err)
+	}
+}
