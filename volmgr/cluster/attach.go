@@ -374,6 +374,21 @@ func (s *State) standsAlone(v *Volume, l *Leg, keep []block.MemberSet) bool {
 	return !v.Layout.Group().Readable(sound[l.Column])
 }
 
+// whyAlone says why a leg stands alone: what is wrong with each leg of its column that could be granted.
+func (s *State) whyAlone(v *Volume, l *Leg, keep []block.MemberSet) string {
+	var why []string
+	for _, o := range v.column(l.Column) {
+		switch {
+		case !keep[o.Column].Has(o.Copy):
+		case !s.isSound(v, o):
+			why = append(why, fmt.Sprintf("%v is in a damaged tree", o))
+		case !o.tree().IsZero() && !s.legReady(o):
+			why = append(why, fmt.Sprintf("target %s has not mapped %v yet, so whether its tree is damaged is not known", o.Node, o))
+		}
+	}
+	return strings.Join(why, ", ")
+}
+
 // evictable reports whether an in-sync leg that is not fenced may be evicted: no earlier
 // host can still read it.
 func (t *tx) evictable(v *Volume, l *Leg) bool {
@@ -728,7 +743,7 @@ func (s *State) grantWaits(v *Volume) (waits []string) {
 		switch {
 		case v.Epoch == 1 && s.targetOnline(l.Node): // no older epoch, so the target only has to answer
 		case s.standsAlone(v, l, keep) && g.Readable(keep[l.Column]):
-			wait += fmt.Sprintf(" (the other in-sync legs of column %d are in damaged trees, or not mapped yet)", l.Column)
+			wait += fmt.Sprintf(" (%s)", s.whyAlone(v, l, keep))
 		case !g.Readable(keep[l.Column]):
 			wait += fmt.Sprintf(" (no other in-sync leg of column %d can be used)", l.Column)
 		case s.readersLeft(v):

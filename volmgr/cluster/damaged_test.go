@@ -330,7 +330,7 @@ func TestAnAttachmentWaitsForTheWholeLeg(t *testing.T) {
 		if dead {
 			continue
 		}
-		if text := w.explained("db1"); !strings.Contains(text, "are in damaged trees, ") || !strings.Contains(text, "confirm-dead") {
+		if text := w.explained("db1"); !strings.Contains(text, bad.String()+" is in a damaged tree") || !strings.Contains(text, "confirm-dead") {
 			t.Errorf("it is explained as\n%s", text)
 		}
 		w.away(whole, false)
@@ -356,6 +356,9 @@ func TestAnAttachmentWaitsUntilItIsKnownWhetherATreeIsDamaged(t *testing.T) {
 	w.look(20)
 	if l := w.volume("db1").leg(whole.ID); l.State != LegInSync {
 		t.Errorf("it was given up: %+v", l)
+	}
+	if text := w.explained("db1"); !strings.Contains(text, "has not mapped "+bad.String()) || strings.Contains(text, "is in a damaged tree") {
+		t.Errorf("it is explained as\n%s", text)
 	}
 	w.targets[bad.Node].says = nil
 	w.look(20)
