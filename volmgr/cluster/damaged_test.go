@@ -248,6 +248,45 @@ func TestAHostDoesNotGiveUpAWholeLegForADamagedOne(t *testing.T) {
 	}
 }
 
+// While the target of the other leg has not mapped it, it is not known whether that is damaged. A leg that is itself
+// not mapped may be recorded.
+func TestAHostDoesNotGiveUpALegForOneThatIsNotMapped(t *testing.T) {
+	w, bad, whole := twins(t, block.MiB)
+	w.targets[bad.Node].says = func(r *TargetReport) {
+		for i := range r.Legs {
+			r.Legs[i].Ready = false
+		}
+	}
+	w.settle()
+	w.away(whole, true)
+	if err := w.records(whole); !isReason(err, ReasonLastLeg) || !strings.Contains(err.Error(), "has not mapped "+bad.String()) {
+		t.Errorf("the other leg is not mapped, and the host records its loss: %v", err)
+	}
+	w.spoil(*bad, block.MiB)
+	if err := w.records(whole); !isReason(err, ReasonLastLeg) {
+		t.Errorf("the other leg is damaged, and the host records its loss: %v", err)
+	}
+	w.targets[bad.Node].says = nil
+	w.settle()
+	if err := w.records(whole); err != nil {
+		t.Errorf("the other leg is whole, and the host records its loss: %v", err)
+	}
+
+	w, bad, whole = twins(t, 0)
+	w.targets[bad.Node].says = func(r *TargetReport) {
+		for i := range r.Legs {
+			r.Legs[i].Ready = false
+		}
+	}
+	w.settle()
+	if err := w.records(bad); err != nil {
+		t.Errorf("the host records the loss of the leg that is not mapped: %v", err)
+	}
+	if l := w.volume("db1").leg(whole.ID); !l.trusted() {
+		t.Errorf("the other one is %+v", l)
+	}
+}
+
 // third adds a leg in sync to db1, as one that was made again elsewhere.
 func (w *snapWorld) third() (v *Volume) {
 	w.t.Helper()

@@ -193,12 +193,21 @@ func (in RecordStale) unasked(s *State, v *Volume, lost map[block.LegID]bool) er
 }
 
 // soundLost refuses to record a leg without which its column has legs in damaged trees alone. These take no writes,
-// so the host gains nothing, and what they have lost would be lost for good.
+// so the host gains nothing, and what they have lost would be lost for good. A leg that an online target has not
+// mapped yet may turn out to be in one.
 func (in RecordStale) soundLost(s *State, v *Volume, lost map[block.LegID]bool) error {
 	for _, id := range in.Legs {
-		if l := v.leg(id); lost[id] && s.onlySound(v, l, lost) {
+		l := v.leg(id)
+		if !lost[id] {
+			continue
+		}
+		if s.onlySound(v, l, lost) {
 			return refused(ReasonLastLeg, v.object(), "%v is the only leg of column %d that is not in a damaged tree", l, l.Column).
 				hint("its writes wait until the leg answers again").with("column", fmt.Sprint(l.Column))
+		}
+		if o := s.unsureOf(v, l, lost); o != nil {
+			return refused(ReasonLastLeg, v.object(), "target %s has not mapped %v yet, so whether its tree is damaged is not known, and %v would be given up for it", o.Node, o, l).
+				hint("its writes wait until the target has mapped the leg, or until the other leg answers again").with("column", fmt.Sprint(l.Column))
 		}
 	}
 	return nil

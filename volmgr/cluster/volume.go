@@ -617,6 +617,36 @@ func (s *State) onlySound(v *Volume, l *Leg, without map[block.LegID]bool) bool 
 	return !v.Layout.Group().Readable(left[l.Column])
 }
 
+// unmapped reports whether a target that is online says that it has not mapped a leg in a tree yet. It does not know
+// then whether the tree is damaged. A leg that it cannot serve, or has not reported, is not meant.
+func (s *State) unmapped(l *Leg) bool {
+	if l.tree().IsZero() || !s.targetOnline(l.Node) {
+		return false
+	}
+	r := s.targets[l.Node].legs.Get(l.ID)
+	return r.Leg == l.ID && !r.Ready && r.Error == ""
+}
+
+// unsureOf returns a leg for which another one, which is sound and may come back, would be given up before it is known
+// whether it is in a damaged tree: those that stay besides it are in such trees, or not mapped either. Nil: none.
+func (s *State) unsureOf(v *Volume, l *Leg, without map[block.LegID]bool) (unsure *Leg) {
+	if !s.isSound(v, l) || s.gone(l) || s.unmapped(l) {
+		return nil
+	}
+	left := v.members(func(o *Leg) bool {
+		stays := o.ID != l.ID && !without[o.ID] && s.isSound(v, o)
+		if stays && o.Column == l.Column && s.unmapped(o) {
+			unsure = v.leg(o.ID)
+			return false
+		}
+		return stays
+	})
+	if v.Layout.Group().Readable(left[l.Column]) {
+		return nil
+	}
+	return unsure
+}
+
 // damagedIn reports whether a column has a trusted leg that is not sound.
 func (s *State) damagedIn(v *Volume, column int) bool {
 	return slices.ContainsFunc(v.column(column), func(l *Leg) bool { return l.trusted() && !s.isSound(v, l) })
