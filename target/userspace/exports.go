@@ -344,19 +344,29 @@ func (s *server) Unlink(id uint16, nqn string) error {
 	if unfenced {
 		return nil
 	}
+	open, err := s.unlink(id, nqn)
+	if open == nil {
+		return err
+	}
+	return open.Close()
+}
+
+// unlink returns the port if nothing is linked to it any more. It is closed without the lock: that waits for those who
+// are connecting, and they for what a drive has not answered.
+func (s *server) unlink(id uint16, nqn string) (unused *controller.Port, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	open := s.ports[id]
 	if open == nil || !open.links[nqn] {
-		return unix.ENOENT
+		return nil, unix.ENOENT
 	}
 	if subsystem := s.subsystems[nqn]; subsystem != nil {
 		open.port.Unlink(subsystem)
 	}
 	delete(open.links, nqn)
 	if len(open.links) > 0 {
-		return nil
+		return nil, nil
 	}
 	delete(s.ports, id)
-	return open.port.Close()
+	return open.port, nil
 }
