@@ -330,8 +330,9 @@ func (a *Agent) report() *pb.InitiatorReport {
 	if a.heals() {
 		r.HealerId = a.healer
 	}
-	r.Authenticates = a.path != nil && a.path.authenticates()
-	_, r.SeveralPaths = a.path.(*kernelPath)
+	if a.path != nil {
+		r.Authenticates, r.SeveralPaths = a.path.authenticates(), a.path.severalPaths()
+	}
 	if o := a.newest.Newest(); o.Term > 0 {
 		r.Term, r.TermClusterId = o.Term, o.Cluster.String()
 	}

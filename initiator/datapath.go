@@ -42,6 +42,9 @@ type dataPath interface {
 	// authenticates reports whether it can prove this host's identity to targets.
 	authenticates() bool
 
+	// severalPaths reports whether it can use several paths to a leg at a time.
+	severalPaths() bool
+
 	// told is what it tells of this machine for support bundles; nothing secret.
 	told() []support.File
 

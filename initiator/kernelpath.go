@@ -77,6 +77,8 @@ func proves(tree *fabrics.Tree) (bool, error) {
 
 func (p *kernelPath) authenticates() bool { return p.proves }
 
+func (p *kernelPath) severalPaths() bool { return capabilities.Multipath }
+
 func (p *kernelPath) held() ([]block.VolumeID, error) { return mapped(p.kernel.dm.Devices) }
 
 func (p *kernelPath) keeper(v block.VolumeID) volumeKeeper { return newKernelKeeper(p.agent, p, v) }

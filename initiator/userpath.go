@@ -165,6 +165,8 @@ func removeLeft(o blockdev.Options, resume bool, log *slog.Logger) {
 // authenticates is true: the protocol is in this process.
 func (p *userPath) authenticates() bool { return true }
 
+func (p *userPath) severalPaths() bool { return false }
+
 // found is empty: the volumes of an earlier process ended with it, also where their devices wait.
 func (p *userPath) found() []block.VolumeID { return nil }
 

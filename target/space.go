@@ -126,14 +126,19 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 	if len(tree.UsedBy) > 1 {
 		report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
 	}
-	report.Space = spaceOf(tree, w.id)
-	report.Damage, report.UnknownBytes = tree.Damage, uint64(tree.Unknown[w.id.UUID])
+	inTree(report, tree, w.id)
 	// While there is a reserve, the tree is about to get some of it: nobody needs to hear of that.
 	report.Full = tree.Full && !tree.Idle && len(d.label.Reserve) == 0
 	if !p.kernels(w) {
 		report.Error = tree.Err // it is opened again
 	}
 	return ""
+}
+
+// inTree reports what a tree says of a leg that is in it.
+func inTree(report *pb.LegReport, tree userspace.TreeSeen, leg block.LegID) {
+	report.Space = spaceOf(tree, leg)
+	report.Damage, report.UnknownBytes = tree.Damage, uint64(tree.Unknown[leg.UUID])
 }
 
 // spaceOf is what a leg's data takes, nil if it is not counted yet.
@@ -187,8 +192,7 @@ func (p *planner) basedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) strin
 	}
 	tree := d.trees[record.GetTreeId()]
 	report.UsedBytes = uint64(tree.UsedBy[w.id.UUID])
-	report.Space = spaceOf(tree, w.id)
-	report.Damage, report.UnknownBytes = tree.Damage, uint64(tree.Unknown[w.id.UUID])
+	inTree(report, tree, w.id)
 	report.Full = tree.Full && len(d.label.Reserve) == 0
 	report.Error = tree.Err // it is opened again
 	return ""

@@ -78,7 +78,7 @@ func (p *planner) failOver(cut []Path) {
 			continue
 		}
 		silent := p.s.Now.Sub(path.Silent)
-		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.wait(l, path) { // a host that was frozen cannot tell
+		if path.Silent.IsZero() || path.Moving || path.Looks < EnoughLooks || silent <= p.patience(l, path) { // a host that was frozen cannot tell
 			continue
 		}
 		if p.paths(l) > 1 {
@@ -92,14 +92,6 @@ func (p *planner) failOver(cut []Path) {
 			p.do(Move{PathSeen: path, To: to[0], Silent: silent})
 		}
 	}
-}
-
-// wait is how long a path may be silent before what waits on it goes elsewhere.
-func (p *planner) wait(l *Link, path PathSeen) time.Duration {
-	if p.paths(l) > 1 { // nothing of it has to end first
-		return p.l.FailOver
-	}
-	return p.patience(path)
 }
 
 // spare reports whether one of several paths to a leg is dead and another one is not, so that I/O which waits on the
@@ -206,10 +198,7 @@ func (p *planner) goBack() {
 		if !ok || to == path.Path || to.Portal.Transport != path.Portal.Transport || p.hangs(path.Subsystem) {
 			continue
 		}
-		switch tried := p.s.Tried[to]; {
-		case p.s.Now.Sub(tried.At) >= tryEvery:
-			p.do(Try{to})
-		case tried.OK:
+		if p.accepts(to) {
 			p.do(Move{PathSeen: path, To: to.Portal})
 		}
 	}
@@ -301,9 +290,11 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-// patience is how long a path may be silent before it moves.
-func (p *planner) patience(path PathSeen) time.Duration {
+// patience is how long a path may be silent before what waits on it goes elsewhere.
+func (p *planner) patience(l *Link, path PathSeen) time.Duration {
 	switch {
+	case p.paths(l) > 1: // nothing of it has to end first
+		return p.l.FailOver
 	case !path.Replaces:
 		return p.l.Quiesce
 	case p.dead(path.Path, path.Silent): // also if it was greeted: then the network has failed since

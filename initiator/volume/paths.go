@@ -13,7 +13,9 @@ import (
 )
 
 // connect asks for the paths that the legs need. This includes subsystems that were connected
-// before: some kernels drop a connection for good when a returning target is not complete yet.
+// before: some kernels drop a connection for good when a returning target is not complete yet. While the kernel connects
+// to a silent portal it connects nothing else, also not what other volumes wait for; so a path beside another one is
+// made only to a portal that accepts connections.
 func (p *planner) connect() {
 	asked := map[block.NQN]bool{}
 	for i := range p.w.Links {
@@ -34,9 +36,7 @@ func (p *planner) connect() {
 	}
 }
 
-// accepts reports whether a portal has accepted a connection lately, and has it tried otherwise. While the kernel
-// connects to a silent portal it connects nothing else, also not what other volumes wait for; so that is not done for a
-// path beside another one.
+// accepts reports whether a portal has accepted a connection lately, and has it tried otherwise.
 func (p *planner) accepts(path Path) bool {
 	tried := p.s.Tried[path]
 	if p.s.Now.Sub(tried.At) >= tryEvery {

@@ -42,8 +42,8 @@ import (
 // DamageError says that records of a tree are bad in both copies. It unwraps to ErrDamaged.
 type DamageError struct {
 	Records string // the bad ones
-	// Unknown is how much of each leg and snapshot may have been in them, and cannot be read. What is not named is
-	// certain. It must not be changed.
+	// Unknown says how much of each leg and snapshot cannot be read, since it may have been in these records. A leg
+	// that is not in the map can be read as a whole. Callers must not change the map.
 	Unknown map[block.UUID]block.Size
 
 	data bool // a bad slot has a chunk
@@ -61,7 +61,7 @@ func (e *DamageError) Unwrap() error { return ErrDamaged }
 // error that is block.ErrMedium.
 func (t *Tree) Damage() *DamageError { return t.damage }
 
-// intact is what a change of a tree fails with that can only be read.
+// intact returns the error with which a damaged tree refuses changes; nil if it is not damaged.
 func (t *Tree) intact() error {
 	if t.damage == nil {
 		return nil
@@ -150,7 +150,8 @@ func lineage(layers []*layer) (parents []int, is map[uint32]int) {
 	return parents, is
 }
 
-// doubt is what a layer may see of a chunk in records that are lost, and what it sees as data without them.
+// doubt is of a layer and a chunk: the grains that lost records may have decided, and the grains that are data if
+// these records decided nothing.
 type doubt struct{ unknown, data uint64 }
 
 // over is the doubt of a layer over that of its parent. own is its record, nil if there is none, and has says that
@@ -251,7 +252,7 @@ func (l *Leg) refuses(io *block.IO) error {
 	return nil
 }
 
-// unreadable is what stands for a block of a table that cannot be read: no record is like that.
+// unreadable fills the place of a block of a table that the drive cannot read. No good record looks like that.
 const unreadable = 0xff
 
 // readTable reads a part of a table. What the drive cannot read is bad in this copy, and no more than that.

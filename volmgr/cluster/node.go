@@ -436,7 +436,7 @@ func (t *tx) initiatorSeen(on *initiator, r *InitiatorReport) {
 	}
 	on.status = AgentStatus{
 		Known: true, Online: true, BootID: r.BootID, Seen: t.now, Version: r.Version, Level: max(r.Level, block.FirstLevel),
-		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems, Freezes: r.Freezes, ManyPaths: r.SeveralPaths,
+		Kernel: r.Kernel, Generation: r.Generation, Problems: r.Problems, Freezes: r.Freezes, SeveralPaths: r.SeveralPaths,
 	}
 	on.attachments = map[block.VolumeID]AttachmentReport{}
 	for _, a := range r.Attachments {

@@ -53,20 +53,20 @@ type Node struct {
 
 // AgentStatus is what one agent has reported since volmgr started.
 type AgentStatus struct {
-	Known      bool // it has ever reported; for readers: to this manager or another one
-	Online     bool
-	BootID     string
-	Seen       time.Time
-	Silent     time.Duration // since Seen, while it is offline; derived, for readers
-	Version    string
-	Level      block.Level // the newest that it knows
-	Kernel     string
-	Generation uint64
-	Problems   []Problem
-	HandsOver  bool   // of a target: its next process can take over from it
-	Freezes    bool   // of an initiator: it can freeze file systems
-	ManyPaths  bool   // of an initiator: it can use several paths to a leg at a time
-	Refused    string // why its reports are ignored: it belongs to another cluster; derived, for readers
+	Known        bool // it has ever reported; for readers: to this manager or another one
+	Online       bool
+	BootID       string
+	Seen         time.Time
+	Silent       time.Duration // since Seen, while it is offline; derived, for readers
+	Version      string
+	Level        block.Level // the newest that it knows
+	Kernel       string
+	Generation   uint64
+	Problems     []Problem
+	HandsOver    bool   // of a target: its next process can take over from it
+	Freezes      bool   // of an initiator: it can freeze file systems
+	SeveralPaths bool   // of an initiator: it can use several paths to a leg at a time
+	Refused      string // why its reports are ignored: it belongs to another cluster; derived, for readers
 }
 
 // Problem is something that an agent tries to do and cannot do yet.

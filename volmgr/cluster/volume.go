@@ -966,7 +966,7 @@ const pathsLevel block.Level = 12
 // pathsOf is how many paths a grant for a host has. The target of a host that can use one alone ends the old path when
 // that moves, which it does not if it may have several.
 func (s *State) pathsOf(v *Volume, n *Node) int {
-	if on := s.initiators[n.Name]; n.Stock || on == nil || !on.status.ManyPaths {
+	if on := s.initiators[n.Name]; n.Stock || on == nil || !on.status.SeveralPaths {
 		return 0
 	}
 	return v.Paths
