@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -17,7 +18,7 @@ import (
 )
 
 // aio submits direct reads and writes to the kernel (io_submit) without a waiting thread for each,
-// and learns of completions through one descriptor. A worker waiting in pread would hold one of
+// and learns of completions through a descriptor per queue. A worker waiting in pread would hold one of
 // Go's few processors until the runtime takes it away, after up to 10 ms.
 //
 // io_submit rather than io_uring: sandboxes allow it far more often, and for direct I/O on block
@@ -27,24 +28,39 @@ import (
 // allocated, a modification time to be set, a full queue), and every IO that fails, is repeated by
 // a worker, which can wait and produces the error text.
 type aio struct {
-	context uintptr
-	device  int
-	memory  int      // alignment that the device requires
-	ended   *os.File // eventfd: becomes readable when an IO has completed
-	off     atomic.Bool
-	// answer receives each completed IO; well says that it was done as a whole. One goroutine calls
-	// it at a time.
+	memory int // alignment that the device requires
+	off    atomic.Bool
+	queues []*aioQueue
+	// near holds queues: the runtime keeps such a pool for each processor, so IOs that are submitted
+	// on one processor go to one queue, which others use only if theirs is full.
+	near sync.Pool
+	next atomic.Uint32 // the queue of the next processor
+	// answer receives each completed IO; well says that it was done as a whole. One goroutine of each
+	// queue calls it.
 	answer func(io *block.IO, well bool)
-	rest   func(n int) // n IOs have been answered
-	done   chan struct{}
+}
 
-	mu    sync.Mutex
-	free  []uint32
-	slots [aioDepth]aioSlot
+// aioQueue is a context of the kernel, with the goroutine that collects its completions.
+type aioQueue struct {
+	all     *aio
+	context uintptr
+	ended   *os.File // eventfd: becomes readable when an IO has completed
+	done    chan struct{}
+
+	mu       sync.Mutex
+	free     []uint32
+	underWay int // IOs that have not been answered
+	closed   bool
+	rest     sync.Cond // underWay is 0
+	slots    [aioDepth]aioSlot
 }
 
 const (
-	aioDepth = 128
+	aioDepth = 128 // of a queue
+	// aioQueues is the most queues of a file: some drives have more queues than that, but each costs a
+	// thread that waits, and half of the kernel's contexts on a machine with a hundred drives
+	// (fs.aio-max-nr allows 65536 IOs).
+	aioQueues = 4
 	// aioBounce is the largest IO accepted from unaligned memory; a slot holds a buffer of that
 	// size.
 	aioBounce = 32 << 10
@@ -90,31 +106,57 @@ const (
 	iocbFlagResfd = 1
 )
 
-// newAIO returns nil if the kernel lacks or forbids aio.
+// newAIO returns nil if the kernel lacks or forbids aio. The caller starts it.
 func newAIO(fd, memory int) *aio {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		return nil
 	}
-	a := &aio{device: fd, memory: memory, done: make(chan struct{})}
-	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, aioDepth, uintptr(unsafe.Pointer(&a.context)), 0); errno != 0 {
+	a := &aio{memory: memory}
+	for range min(runtime.GOMAXPROCS(0), aioQueues) {
+		q := newAIOQueue(fd, a)
+		if q == nil {
+			break
+		}
+		a.queues = append(a.queues, q)
+	}
+	if len(a.queues) == 0 {
+		return nil
+	}
+	a.near.New = func() any { return a.queues[int(a.next.Add(1)-1)%len(a.queues)] }
+	return a
+}
+
+// newAIOQueue returns nil if the kernel has no further context.
+func newAIOQueue(fd int, a *aio) *aioQueue {
+	q := &aioQueue{all: a, done: make(chan struct{})}
+	q.rest.L = &q.mu
+	if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, aioDepth, uintptr(unsafe.Pointer(&q.context)), 0); errno != 0 {
 		return nil
 	}
 	event, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
-		a.destroy()
+		q.destroy()
 		return nil
 	}
-	for i := range a.slots {
-		s := &a.slots[i]
+	for i := range q.slots {
+		s := &q.slots[i]
 		s.list[0] = &s.block
 		s.block = iocb{data: uint64(i), fd: uint32(fd), options: iocbFlagResfd, eventfd: uint32(event), flags: unix.RWF_NOWAIT}
-		a.free = append(a.free, uint32(i))
+		q.free = append(q.free, uint32(i))
 	}
-	a.ended = os.NewFile(uintptr(event), "eventfd")
-	return a
+	q.ended = os.NewFile(uintptr(event), "eventfd")
+	return q
 }
 
-// submit hands an IO to the kernel, if it is suitable and there is room.
+// start begins to answer IOs, through answer.
+func (a *aio) start(answer func(io *block.IO, well bool)) {
+	a.answer = answer
+	for _, q := range a.queues {
+		go q.reap()
+	}
+}
+
+// submit hands an IO to the kernel, if it is suitable, there is room and aio is not closed.
 func (a *aio) submit(io *block.IO) bool {
 	if a == nil || a.off.Load() || io.FUA || io.Op != block.OpRead && io.Op != block.OpWrite {
 		return false
@@ -123,38 +165,52 @@ func (a *aio) submit(io *block.IO) bool {
 	if !straight && io.Len > aioBounce {
 		return false
 	}
-	i, ok := a.take()
-	if !ok {
-		return false
+	near := a.near.Get().(*aioQueue)
+	a.near.Put(near)
+	if i, ok := near.take(); ok {
+		return near.submit(i, io, !straight)
 	}
-	s := &a.slots[i]
-	s.fill(io, !straight)
+	for _, q := range a.queues {
+		if i, ok := q.take(); ok {
+			return q.submit(i, io, !straight)
+		}
+	}
+	return false
+}
+
+// take reserves a slot.
+func (q *aioQueue) take() (uint32, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	last := len(q.free) - 1
+	if last < 0 || q.closed {
+		return 0, false
+	}
+	i := q.free[last]
+	q.free = q.free[:last]
+	q.underWay++
+	return i, true
+}
+
+// submit hands an IO to the kernel in a slot that was taken.
+func (q *aioQueue) submit(i uint32, io *block.IO, bounce bool) bool {
+	s := &q.slots[i]
+	s.fill(io, bounce)
 	s.filled.Store(true)
 	// If the kernel takes the slot, only the reaper touches it from here on.
-	_, _, errno := unix.Syscall(unix.SYS_IO_SUBMIT, a.context, 1, uintptr(unsafe.Pointer(&s.list)))
+	_, _, errno := unix.Syscall(unix.SYS_IO_SUBMIT, q.context, 1, uintptr(unsafe.Pointer(&s.list)))
 	if errno == 0 {
 		return true
 	}
 	if errno != unix.EAGAIN && errno != unix.EINTR { // for example: RWF_NOWAIT is not supported here
-		a.off.Store(true)
+		q.all.off.Store(true)
 	}
 	s.empty()
-	a.mu.Lock()
-	a.free = append(a.free, i)
-	a.mu.Unlock()
+	q.mu.Lock()
+	q.free = append(q.free, i)
+	q.returnedLocked(1)
+	q.mu.Unlock()
 	return false
-}
-
-func (a *aio) take() (uint32, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	last := len(a.free) - 1
-	if last < 0 {
-		return 0, false
-	}
-	i := a.free[last]
-	a.free = a.free[:last]
-	return i, true
 }
 
 // fill builds the kernel's form of io. The address in it stays valid: the slot keeps the IO, and Go
@@ -185,34 +241,30 @@ func (s *aioSlot) empty() {
 }
 
 // reap answers completed IOs, until close.
-func (a *aio) reap() {
-	defer close(a.done)
+func (q *aioQueue) reap() {
+	defer close(q.done)
 	var count [8]byte
 	var events [aioDepth]ioEvent
+	var ios [aioDepth]*block.IO
 	for {
-		if _, err := a.ended.Read(count[:]); err != nil {
+		if _, err := q.ended.Read(count[:]); err != nil {
 			if !errors.Is(err, os.ErrClosed) {
 				panic(fmt.Sprintf("wait for ended IOs: %v", err)) // a readable eventfd has no errors
 			}
 			return
 		}
 		for n := len(events); n == len(events); {
-			n = a.collect(events[:])
-			for _, e := range events[:n] {
-				a.end(e)
-			}
-			if n > 0 {
-				a.rest(n)
-			}
+			n = q.collect(events[:])
+			q.end(events[:n], ios[:n])
 		}
 	}
 }
 
 // collect fetches completions without waiting.
-func (a *aio) collect(events []ioEvent) int {
+func (q *aioQueue) collect(events []ioEvent) int {
 	var now unix.Timespec
 	for {
-		n, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, a.context, 0, uintptr(len(events)), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(unsafe.Pointer(&now)), 0)
+		n, _, errno := unix.Syscall6(unix.SYS_IO_GETEVENTS, q.context, 0, uintptr(len(events)), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(unsafe.Pointer(&now)), 0)
 		switch errno {
 		case 0:
 			return int(n)
@@ -223,36 +275,64 @@ func (a *aio) collect(events []ioEvent) int {
 	}
 }
 
-// end answers the IO of one event.
-func (a *aio) end(e ioEvent) {
-	s := &a.slots[e.data]
-	if !s.filled.Load() {
-		panic(fmt.Sprintf("an IO in slot %d ended that is not under way", e.data))
+// end answers the IOs of events, which it notes in ios. Their slots are free before that, since whoever
+// has an answer may submit the next IO.
+func (q *aioQueue) end(events []ioEvent, ios []*block.IO) {
+	if len(events) == 0 {
+		return
 	}
-	io := s.io
-	well := e.res == io.Len
-	if well && s.copied && io.Op == block.OpRead {
-		copy(io.Data, s.bounce)
+	for k, e := range events {
+		s := &q.slots[e.data]
+		if !s.filled.Load() {
+			panic(fmt.Sprintf("an IO in slot %d ended that is not under way", e.data))
+		}
+		ios[k] = s.io
+		if s.copied && s.io.Op == block.OpRead && e.res == s.io.Len {
+			copy(s.io.Data, s.bounce)
+		}
+		s.empty()
 	}
-	s.empty()
-	a.mu.Lock()
-	a.free = append(a.free, uint32(e.data))
-	a.mu.Unlock()
-	a.answer(io, well)
+	q.mu.Lock()
+	for _, e := range events {
+		q.free = append(q.free, uint32(e.data))
+	}
+	q.mu.Unlock()
+	for k, io := range ios {
+		ios[k] = nil
+		q.all.answer(io, events[k].res == io.Len)
+	}
+	q.mu.Lock()
+	q.returnedLocked(len(events))
+	q.mu.Unlock()
 }
 
-// close ends reap; no IO may be under way.
+// returnedLocked counts IOs that are no longer under way.
+func (q *aioQueue) returnedLocked(n int) {
+	if q.underWay -= n; q.underWay == 0 {
+		q.rest.Broadcast()
+	}
+}
+
+// close accepts no more IOs, and ends when all have been answered.
 func (a *aio) close() {
 	if a == nil {
 		return
 	}
-	a.ended.Close()
-	<-a.done
-	a.destroy()
+	for _, q := range a.queues {
+		q.mu.Lock()
+		q.closed = true
+		for q.underWay > 0 {
+			q.rest.Wait()
+		}
+		q.mu.Unlock()
+		q.ended.Close()
+		<-q.done
+		q.destroy()
+	}
 }
 
-func (a *aio) destroy() {
-	if _, _, errno := unix.Syscall(unix.SYS_IO_DESTROY, a.context, 0, 0); errno != 0 {
+func (q *aioQueue) destroy() {
+	if _, _, errno := unix.Syscall(unix.SYS_IO_DESTROY, q.context, 0, 0); errno != 0 {
 		panic(fmt.Sprintf("io_destroy: %v", errno)) // the context is ours and is destroyed once
 	}
 }

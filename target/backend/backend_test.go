@@ -27,7 +27,7 @@ func devices(t *testing.T, size, blockSize block.Size) map[string]block.Device {
 	return all
 }
 
-func openFile(t *testing.T, size block.Size, o Options) *File {
+func openFile(t testing.TB, size block.Size, o Options) *File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "drive")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

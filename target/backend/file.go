@@ -69,20 +69,36 @@ type File struct {
 	aio      *aio // nil: not available
 	calls    Calls
 
+	terms atomic.Pointer[terms] // replaced with mu held
+
 	mu       sync.Mutex
-	idle     sync.Cond // no worker, no flusher and no IO in aio is left
-	geometry block.Geometry
+	idle     sync.Cond // no worker and no flusher is left
 	queue    fifo
 	workers  int
-	withAIO  int         // IOs in aio
 	flushes  []*block.IO // wait for the next fdatasync
 	spare    []*block.IO // the slice of the last round, for reuse
 	flushing bool
-	closed   bool
 	lost     error // the error of the first failed fdatasync
-	short    error // the file was cut off by another program: see Check
 
 	run, runFlush func() // work and flush, made once so that starting them allocates nothing
+}
+
+// terms are what an IO is admitted by.
+type terms struct {
+	geometry block.Geometry
+	closed   bool
+	short    error // the file was cut off by another program: see Check
+}
+
+// change replaces the terms and returns what they were.
+func (f *File) change(change func(*terms)) terms {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := *f.terms.Load()
+	now := old
+	change(&now)
+	f.terms.Store(&now)
+	return old
 }
 
 // Open opens the regular file or block device at path.
@@ -112,11 +128,7 @@ func Open(path string, o Options) (_ *File, retErr error) {
 func (f *File) Losses() uint64 { return f.losses.Load() }
 
 // Geometry implements block.Device.
-func (f *File) Geometry() block.Geometry {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.geometry
-}
+func (f *File) Geometry() block.Geometry { return f.terms.Load().geometry }
 
 // Direct reports whether IO goes past the page cache.
 func (f *File) Direct() bool { return f.direct }
@@ -127,9 +139,7 @@ func (f *File) Refresh() error {
 	if err != nil {
 		return fmt.Errorf("size of %s: %w", f.path, err)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.geometry.Size = size / f.geometry.BlockSize * f.geometry.BlockSize
+	f.change(func(t *terms) { t.geometry.Size = size / t.geometry.BlockSize * t.geometry.BlockSize })
 	return nil
 }
 
@@ -146,9 +156,7 @@ func (f *File) Check() error {
 	if size < f.Geometry().Size {
 		return f.cutOff(int64(size))
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.short
+	return f.terms.Load().short
 }
 
 // cutOff notes that a file ends where it used to have data.
@@ -157,38 +165,41 @@ func (f *File) cutOff(end int64) error {
 	if f.isBlock {
 		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.short = err
+	f.change(func(t *terms) { t.short = err })
 	return err
 }
 
 // Submit implements block.Device.
 func (f *File) Submit(io *block.IO) {
-	f.mu.Lock()
-	if err := f.admitLocked(io); err != nil {
-		f.mu.Unlock()
+	err := f.admit(io)
+	if err == nil && f.aio.submit(io) {
+		return
+	}
+	if err == nil {
+		err = f.toWorkers(io)
+	}
+	if err != nil {
 		io.Complete(err)
-		return
 	}
-	if io.Op == block.OpFlush {
-		f.flushes = append(f.flushes, io)
-		if !f.flushing {
-			f.flushing = true
-			go f.runFlush()
-		}
-		f.mu.Unlock()
-		return
-	}
-	f.withAIO++
-	f.mu.Unlock()
-	if f.aio.submit(io) {
-		return
-	}
+}
+
+// toWorkers gives an admitted IO to those who may wait for the kernel, unless f was closed meanwhile.
+func (f *File) toWorkers(io *block.IO) error {
 	f.mu.Lock()
-	f.withAIO--
-	f.queueLocked(io)
-	f.mu.Unlock()
+	defer f.mu.Unlock()
+	if err := f.admit(io); err != nil {
+		return err
+	}
+	if io.Op != block.OpFlush {
+		f.queueLocked(io)
+		return nil
+	}
+	f.flushes = append(f.flushes, io)
+	if !f.flushing {
+		f.flushing = true
+		go f.runFlush()
+	}
+	return nil
 }
 
 // queueLocked queues an IO for the workers.
@@ -212,24 +223,17 @@ func (f *File) ended(io *block.IO, well bool) {
 	f.mu.Unlock()
 }
 
-// returned counts the IOs that have left aio.
-func (f *File) returned(n int) {
-	f.mu.Lock()
-	f.withAIO -= n
-	f.restLocked()
-	f.mu.Unlock()
-}
-
-func (f *File) admitLocked(io *block.IO) error {
+func (f *File) admit(io *block.IO) error {
+	t := f.terms.Load()
 	switch {
-	case f.closed:
+	case t.closed:
 		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrGone)
 	case f.readOnly && io.Op != block.OpRead && io.Op != block.OpFlush:
 		return fmt.Errorf("%v, to %s: %w", io.Op, f.path, block.ErrReadOnly)
-	case f.short != nil:
-		return f.short
+	case t.short != nil:
+		return t.short
 	}
-	return f.geometry.CheckIO(io)
+	return t.geometry.CheckIO(io)
 }
 
 // work does IOs until the queue is empty.
@@ -301,24 +305,22 @@ func (f *File) Lose(cause error) error {
 }
 
 func (f *File) restLocked() {
-	if f.workers == 0 && f.withAIO == 0 && !f.flushing {
+	if f.workers == 0 && !f.flushing {
 		f.idle.Broadcast()
 	}
 }
 
 // Close accepts no more IO, waits for the IO under way, makes it durable and closes the file.
 func (f *File) Close() error {
-	f.mu.Lock()
-	if f.closed {
-		f.mu.Unlock()
+	if f.change(func(t *terms) { t.closed = true }).closed {
 		return nil
 	}
-	f.closed = true
-	for f.workers > 0 || f.withAIO > 0 || f.flushing {
+	f.aio.close() // before the workers, who get what it cannot do
+	f.mu.Lock()
+	for f.workers > 0 || f.flushing {
 		f.idle.Wait()
 	}
 	f.mu.Unlock()
-	f.aio.close()
 	var err error
 	if !f.readOnly {
 		err = f.sync()

@@ -79,13 +79,12 @@ func (f *File) open(o Options) (retErr error) {
 		f.direct = f.goDirect()
 	}
 	// The page cache is volatile, whatever the device says of its own cache.
-	f.geometry.VolatileCache = f.geometry.VolatileCache || !f.direct
+	f.change(func(t *terms) { t.geometry.VolatileCache = t.geometry.VolatileCache || !f.direct })
 	if !f.direct || o.workersOnly || o.Calls != nil {
 		return nil
 	}
 	if f.aio = newAIO(fd, f.memory); f.aio != nil {
-		f.aio.answer, f.aio.rest = f.ended, f.returned
-		go f.aio.reap()
+		f.aio.start(f.ended)
 	}
 	return nil
 }
@@ -118,7 +117,7 @@ func (f *File) measure(o Options) error {
 			g.DiscardUnit = 0
 		}
 	}
-	f.geometry = g
+	f.terms.Store(&terms{geometry: g})
 	return nil
 }
 
@@ -165,11 +164,11 @@ func (f *File) goDirect() bool {
 	var st unix.Statx_t
 	err = unix.Statx(f.fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && st.Dio_offset_align != 0 {
-		if block.Size(st.Dio_offset_align) <= f.geometry.BlockSize && st.Dio_mem_align <= PageSize {
+		if block.Size(st.Dio_offset_align) <= f.Geometry().BlockSize && st.Dio_mem_align <= PageSize {
 			f.memory = int(st.Dio_mem_align)
 			return true
 		}
-	} else if _, err = unix.Pread(f.fd, Aligned(PageSize)[:f.geometry.BlockSize], 0); err == nil {
+	} else if _, err = unix.Pread(f.fd, Aligned(PageSize)[:f.Geometry().BlockSize], 0); err == nil {
 		return true
 	}
 	unix.FcntlInt(uintptr(f.fd), unix.F_SETFL, flags)
@@ -258,7 +257,7 @@ func (f *File) writeAll(p []byte, off int64, write func([]byte, int64) (int, err
 
 // discard drops the range's content where the medium supports it; it is a hint.
 func (f *File) discard(off, n int64) error {
-	if f.geometry.DiscardUnit == 0 {
+	if f.Geometry().DiscardUnit == 0 {
 		return nil
 	}
 	err := f.punch(off, n)
