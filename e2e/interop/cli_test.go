@@ -32,6 +32,7 @@ func linuxCases() []testCase {
 		{"023,025 nvme smart-log, error-log, fw-log, effects-log are read", nvmeLogs, nil},
 		{"nvme ana-log shows the states of a port", nvmeANALog, nil},
 		{"026 nvme ns-descs shows the UUID", nvmeDescriptors, nil},
+		{"what becomes of a flush whose path is lost", flushesAreLost, ourTargetAlone},
 		{"029 nvme read, write, compare, flush, dsm, write-zeroes", nvmeCommands, nil},
 		{"027,053 nvme ns-rescan under load", rescanUnderLoad, nil},
 		{"047 read, write and poll queues", queueTypes, nil},
