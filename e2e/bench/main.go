@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -51,6 +52,7 @@ var (
 	dir      = flag.String("dir", "", "user: directory for the files of the file-backed half; snapshots: for all files, past the page cache, instead of in memory; patience: for the drives")
 	section  = flag.String("section", "", "user, snapshots, vm: run only sections whose titles contain this: in memory, block devices, on files; writes that wait, beside qcow2, beside dm-thin; throughput, stall")
 	only     = flag.String("only", "", "user, failover, snapshots: run only workloads or failures whose names contain this; \"create, clone and delete\" is one")
+	servers  = flag.String("servers", "", "user: run only servers whose names match this regular expression, and the first one of each section; \"weft|SPDK\"")
 	results  = flag.String("results", "", "user: file for the results")
 	peers    = flag.Bool("peers", false, "name the programs of others that the part user compares with, instead of measuring")
 	before   = flag.String("compare", "", "compare -results with those in this file instead of measuring")
@@ -117,7 +119,14 @@ func parts() (code int) {
 		return 1
 	}
 	if *part == "user" || *part == "all" {
-		err := datapath.Measure(ctx, datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Results: *results, Out: os.Stdout})
+		o := datapath.Options{Rounds: cmp.Or(*rounds, 5), Seconds: cmp.Or(*seconds, 0.5), Dir: *dir, Section: *section, Only: *only, Profiles: *profiles, Results: *results, Out: os.Stdout}
+		var err error
+		if *servers != "" {
+			o.Servers, err = regexp.Compile(*servers)
+		}
+		if err == nil {
+			err = datapath.Measure(ctx, o)
+		}
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "bench: %v\n", err)
 			return 1

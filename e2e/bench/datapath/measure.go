@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,14 +19,15 @@ import (
 
 // Options say how much to measure.
 type Options struct {
-	Rounds   int     // runs of each workload on each server
-	Seconds  float64 // duration of each run
-	Dir      string  // directory for the files of the file-backed part; empty: a temporary directory
-	Section  string  // only sections whose titles contain this
-	Only     string  // only workloads whose names contain this
-	Profiles string  // directory for processor profiles of our processes; empty: none
-	Results  string  // file for the results; empty: none
-	Count    int     // snapshots that are made, cloned and deleted
+	Rounds   int            // runs of each workload on each server
+	Seconds  float64        // duration of each run
+	Dir      string         // directory for the files of the file-backed part; empty: a temporary directory
+	Section  string         // only sections whose titles contain this
+	Only     string         // only workloads whose names contain this
+	Servers  *regexp.Regexp // only the first server and those whose names match; nil: all
+	Profiles string         // directory for processor profiles of our processes; empty: none
+	Results  string         // file for the results; empty: none
+	Count    int            // snapshots that are made, cloned and deleted
 	Out      io.Writer
 }
 
@@ -168,7 +170,13 @@ func alone(out io.Writer) (*os.File, error) {
 
 // run measures all workloads and prints a table of each, then the ratios.
 func (b *bench) run(ctx context.Context, workloads []workload) error {
-	var summary [][]string
+	if b.Servers != nil {
+		for _, s := range b.servers[1:] {
+			s.broken = !b.Servers.MatchString(s.name)
+		}
+	}
+	var summary, relative [][]string
+	peer := slices.IndexFunc(b.servers, func(s *server) bool { return s.name == spdkAlone && !s.broken })
 	for _, w := range workloads {
 		if !strings.Contains(w.name, b.Only) {
 			continue
@@ -194,10 +202,15 @@ func (b *bench) run(ctx context.Context, workloads []workload) error {
 				samples[i] = append(samples[i], got)
 			}
 		}
-		row := b.print(w, samples)
-		summary = append(summary, row)
+		summary = append(summary, b.print(w, samples))
+		if peer > 0 {
+			relative = append(relative, b.row(w, samples, peer))
+		}
 	}
-	b.printRatios(summary)
+	b.printRatios(b.servers[0].name, summary)
+	if peer > 0 {
+		b.printRatios(b.servers[peer].name, relative)
+	}
 	return nil
 }
 

@@ -49,6 +49,9 @@ func spdkClient() (path string, err error) {
 	return path, err
 }
 
+// spdkAlone is the server with which both ends are SPDK's.
+const spdkAlone = "SPDK, its client"
+
 // spdk is SPDK's NVMe/TCP target over memory, and its client on that target and on ours. Each
 // polls one processor, as it is meant to be used.
 func spdk(own *server, cpu int) (all []*server, err error) {
@@ -81,7 +84,7 @@ func spdk(own *server, cpu int) (all []*server, err error) {
 	s.polls = true
 	s.pause(true)
 	both, ours := *s, *own
-	both.name, both.perf, both.stop = "SPDK, its client", client, func() {}
+	both.name, both.perf, both.stop = spdkAlone, client, func() {}
 	ours.name, ours.perf, ours.stop, ours.own = "weft, SPDK's client", client, func() {}, own.own
 	return []*server{s, &both, &ours}, nil
 }
