@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,7 @@ func runSuite(t *testing.T, k Kind) {
 		"ANameIsExportedOnce":                   testOnce,
 		"TheSecondOfANameGetsAnother":           testOtherCluster,
 		"ARequestIsNeverTooLarge":               testMaxIO,
+		"AnIOTakesNoMemory":                     testAllocations,
 		"FileSystemsLiveOnIt":                   testFileSystems,
 		"AMountIsNamed":                         testMountIsNamed,
 		"WhatADeadProcessLeftIsTakenAway":       testDeath,
@@ -512,6 +514,39 @@ func testOtherCluster(t *testing.T, w *world) {
 	if want := []block.VolumeName{other, name}; !slices.Equal(chosen, want) {
 		t.Errorf("chosen: %v, want %v", chosen, want)
 	}
+}
+
+// testAllocations counts what the whole process takes from Go's heap while its device is read and
+// written, one I/O at a time, small and large.
+func testAllocations(t *testing.T, w *world) {
+	if raceDetector {
+		t.Skip("the race detector makes pools drop items")
+	}
+	e := w.export()
+	fd := w.use(e.Path())
+	for _, size := range []int{4 << 10, 128 << 10} {
+		p := randomBytes(size)
+		for what, do := range map[string]func() (int, error){
+			"read":  func() (int, error) { return unix.Pread(fd, p, 1<<20) },
+			"write": func() (int, error) { return unix.Pwrite(fd, p, 1<<20) },
+		} {
+			const warm, n = 100, 1000
+			var before, after runtime.MemStats
+			for i := range warm + n {
+				if i == warm {
+					runtime.ReadMemStats(&before)
+				}
+				_, err := do()
+				w.must(err)
+			}
+			runtime.ReadMemStats(&after)
+			if each := float64(after.Mallocs-before.Mallocs) / n; each > 0.1 {
+				t.Errorf("a %s of %d KiB allocates %.2f times", what, size>>10, each)
+			}
+		}
+	}
+	w.leave(fd)
+	w.close(e)
 }
 
 func testMaxIO(t *testing.T, w *world) {

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"weft.dev/weft/cmd/internal/cli"
+	"weft.dev/weft/initiator/blockdev"
 )
 
 // processorTime is the processor time that this process has used.
@@ -83,13 +86,29 @@ func share(t *testing.T, do func(until time.Time)) float64 {
 // the processor. Processor time does not depend on what else the machine does, except that its
 // caches get cold, so one quiet window of several is enough.
 func TestAnIdleClusterHardlyUsesTheProcessor(t *testing.T) {
+	t.Run("volumes as NVMe/TCP namespaces", func(t *testing.T) { testIdle(t, noBlockDevice, "nvme-tcp://") })
+	t.Run("volumes as block devices", func(t *testing.T) {
+		abilities := blockdev.Probe()
+		if _, ok := blockdev.Choose(abilities); !ok {
+			why := abilities[len(abilities)-1].Reason
+			if _, err := os.Stat("/dev/fuse"); err == nil && os.Getenv("CI") == "true" {
+				t.Fatalf("/dev/fuse is there, but: %s", why)
+			}
+			t.Skip(why)
+		}
+		testIdle(t, string(blockdev.Auto), "/dev/weft/")
+	})
+}
+
+// testIdle attaches four volumes, whose devices' names begin with prefix, and waits until they use little.
+func testIdle(t *testing.T, device, prefix string) {
 	slowness := max(1, min(yardstick(t), yardstick(t))/usual)
 	said := &spoken{}
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	place := t.TempDir()
 	running.Go(func() {
-		err := run(ctx, options{dir: place, driveSize: "1GiB", device: noBlockDevice, logLevel: "info"}, &cli.Globals{Stdout: said, Stderr: said, Version: "test"})
+		err := run(ctx, options{dir: place, driveSize: "1GiB", device: device, logLevel: "info"}, &cli.Globals{Stdout: said, Stderr: said, Version: "test"})
 		if err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -99,7 +118,9 @@ func TestAnIdleClusterHardlyUsesTheProcessor(t *testing.T) {
 	manager := said.await(t, "manager")
 	said.await(t, "try:")
 	for i := range 4 {
-		attachOne(t, manager, fmt.Sprintf("db%d", i))
+		if at := attachOne(t, manager, fmt.Sprintf("idle-%d-%d", os.Getpid(), i)); !strings.HasPrefix(at, prefix) {
+			t.Fatalf("a volume is attached as %s, want %s...", at, prefix)
+		}
 	}
 
 	var shares []float64
