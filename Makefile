@@ -14,7 +14,7 @@ export CGO_ENABLED = 0
 export GOFLAGS ?= -trimpath
 
 .DEFAULT_GOAL := help
-.PHONY: help bench-compare bench-peers console-test faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz install clean kernel-and-interop install-test
+.PHONY: help bench-compare bench-peers console-test faults faults-quorum faults-vm explore mutants demo demo-test demo-vm screenshots test build lint unit generate check kernel interop e2e kube-bins kube-test kube-lost-node kube-e2e kube-e2e-quick image packages packages-test manifests bench fuzz race install clean kernel-and-interop install-test
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ lint: ## check formatting, vet, staticcheck, import arrows and style
 
 unit: ## run the unit and property tests, which need no special kernel
 	@e2e/again.sh 10 ./... -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
+
+race: ## run the unit tests of all that agents and managers are made of under the race detector, which needs gcc (20 minutes)
+	CGO_ENABLED=1 go test -race -count=1 -timeout 60m -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube' ./proto/... ./raid/... ./target/... ./initiator/... ./volmgr/...
 
 kernel: ## test the harness and the kernel wrappers on a real kernel, in virtual machines
 	e2e/again.sh 5 './e2e/vm ./e2e' -count=1 -v -p 1 -timeout 30m -run '^TestKernel'

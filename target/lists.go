@@ -41,12 +41,12 @@ type lists struct {
 	log     *slog.Logger
 	replace func(context.Context, block.NQN, block.ServedBy) error // see offer
 
-	mu   sync.Mutex
-	legs map[block.LegID]*listedLeg
+	mu      sync.Mutex
+	legs    map[block.LegID]*listedLeg
+	offered []block.NQN // by the last attempt to serve
 
 	// Of the last attempt to serve.
 	asked    nvmet.Config
-	offered  []block.NQN
 	failures string // they are logged once
 }
 
@@ -171,10 +171,13 @@ func (l *lists) serve(ctx context.Context, exports, asked nvmet.Config) {
 			failures = err.Error()
 			break
 		}
-		l.offered = nil
+		var offered []block.NQN
 		for _, s := range got.Subsystems {
-			l.offered = append(l.offered, s.NQN)
+			offered = append(offered, s.NQN)
 		}
+		l.mu.Lock()
+		l.offered = offered
+		l.mu.Unlock()
 		done, failed := l.tree.Apply(ctx, nvmet.Diff(got, want), patience)
 		failures = ""
 		for _, f := range failed {
@@ -253,6 +256,8 @@ func (l *lists) served() []block.NQN {
 	if l == nil {
 		return nil
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	return l.offered
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,9 +24,25 @@ import (
 
 // marker is a kernel that lists writes, in which a test marks them.
 type marker struct {
-	lists  map[block.DeviceNumber]*checkpoint.Tracker
+	lists map[block.DeviceNumber]*checkpoint.Tracker
+
+	mu     sync.Mutex
 	missed uint64
 	broken error
+}
+
+// loses counts a write that was missed.
+func (m *marker) loses() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.missed++
+}
+
+// breaks has the marker fail with err, or work again.
+func (m *marker) breaks(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.broken = err
 }
 
 func (m *marker) Track(n block.DeviceNumber, size block.Size) (*checkpoint.Tracker, error) {
@@ -33,9 +50,13 @@ func (m *marker) Track(n block.DeviceNumber, size block.Size) (*checkpoint.Track
 	return m.lists[n], nil
 }
 
-func (m *marker) Forget(n block.DeviceNumber) error         { delete(m.lists, n); return nil }
-func (m *marker) Missed(block.DeviceNumber) (uint64, error) { return m.missed, m.broken }
-func (m *marker) Close() error                              { return nil }
+func (m *marker) Forget(n block.DeviceNumber) error { delete(m.lists, n); return nil }
+func (m *marker) Missed(block.DeviceNumber) (uint64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.missed, m.broken
+}
+func (m *marker) Close() error { return nil }
 
 // listedWorld is a leg in the kernel whose list one host can ask for.
 type listedWorld struct {
@@ -177,12 +198,12 @@ func TestAMissedWriteMakesAListWorthless(t *testing.T) {
 	n, err := w.connect(w.nqn)
 	w.must(err)
 	w.must(w.take(n, 1))
-	w.marker.missed++
+	w.marker.loses()
 	if got := w.written(n); got != nil {
 		t.Errorf("after a write was missed %v is listed, want nothing known", got)
 	}
 	w.must(n.Checkpoint(t.Context(), false, 2))
-	w.marker.missed++
+	w.marker.loses()
 	if err := n.Checkpoint(t.Context(), true, 2); !errors.Is(err, nvmetcp.CommandSequenceError) {
 		t.Errorf("commit of a checkpoint during which a write was missed: %v, want it refused", err)
 	}
@@ -190,7 +211,7 @@ func TestAMissedWriteMakesAListWorthless(t *testing.T) {
 	if got := w.written(n); got == nil {
 		t.Error("after another checkpoint nothing is known")
 	}
-	w.marker.broken = errors.New("cannot tell")
+	w.marker.breaks(errors.New("cannot tell"))
 	if got := w.written(n); got != nil {
 		t.Errorf("when the kernel does not say what it missed, %v is listed, want nothing known", got)
 	}

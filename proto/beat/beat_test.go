@@ -4,6 +4,7 @@ package beat
 
 import (
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,16 +91,23 @@ func TestAnIntervalCanBeChanged(t *testing.T) {
 
 func TestAFunctionIsCalledAtEachTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var calls []time.Duration
 		start := time.Now()
 		time.Sleep(30 * time.Millisecond)
+		mu.Lock()
 		var ticker *Ticker
 		ticker = Call(100*time.Millisecond, func() {
+			mu.Lock()
+			defer mu.Unlock()
 			if calls = append(calls, time.Since(start)); len(calls) == 3 {
 				ticker.Stop() // also from within
 			}
 		})
+		mu.Unlock()
 		time.Sleep(time.Second)
+		mu.Lock()
+		defer mu.Unlock()
 		if want := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond}; !slices.Equal(calls, want) {
 			t.Errorf("called after %v, want %v", calls, want)
 		}

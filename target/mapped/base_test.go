@@ -287,7 +287,8 @@ func TestSettlingIsCutOffAndGoesOn(t *testing.T) {
 		}
 		writes := make(chan error)
 		must(t, tree.Settle(t.Context(), id(1), func(context.Context, int64) error {
-			go func() { writes <- writeTag(leg, int64(n%3)<<20+2048, 11, 4) }()
+			at := int64(n%3)<<20 + 2048
+			go func() { writes <- writeTag(leg, at, 11, 4) }()
 			n++
 			time.Sleep(3 * time.Microsecond)
 			return nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,7 +69,10 @@ func TestOnlyWhatWasAddedIsSent(t *testing.T) {
 		l := &listener{}
 		busy, idle := figuresOf(time.Millisecond), figuresOf(time.Second)
 		held := time.Second
+		var counting sync.Mutex
 		s := &Sender{Manager: l, Node: "h1", Read: func() []Reading {
+			counting.Lock()
+			defer counting.Unlock()
 			return []Reading{
 				{Key: 1, Object: &pb.ObjectFigures{VolumeId: "busy"}, Figures: busy.Clone()},
 				{Key: 2, Object: &pb.ObjectFigures{VolumeId: "idle"}, Figures: idle.Clone(), Held: held},
@@ -79,9 +83,13 @@ func TestOnlyWhatWasAddedIsSent(t *testing.T) {
 		go func() { defer close(done); s.Run(ctx) }()
 		synctest.Wait()
 		more := figuresOf(2*time.Millisecond, 3*time.Millisecond)
+		counting.Lock()
 		busy.Add(&more)
+		counting.Unlock()
 		time.Sleep(Every + time.Millisecond)
+		counting.Lock()
 		held += 500 * time.Millisecond
+		counting.Unlock()
 		time.Sleep(Every)
 		time.Sleep(Every)
 		cancel()
@@ -119,14 +127,19 @@ func TestANewStreamBeginsAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &listener{until: 1}
 		f := figuresOf(time.Millisecond)
+		var counting sync.Mutex
 		s := &Sender{Manager: l, Read: func() []Reading {
+			counting.Lock()
+			defer counting.Unlock()
 			return []Reading{{Key: 1, Object: &pb.ObjectFigures{VolumeId: "v"}, Figures: f.Clone()}}
 		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); s.Run(ctx) }()
 		time.Sleep(3 * Every / 2)
+		counting.Lock()
 		f.Add(&f) // lost: the stream ends
+		counting.Unlock()
 		time.Sleep(3*Every + time.Millisecond)
 		cancel()
 		<-done

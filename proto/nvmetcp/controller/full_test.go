@@ -4,6 +4,7 @@ package controller
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,11 +16,11 @@ import (
 // fullDevice has had no space for so long.
 type fullDevice struct {
 	block.Device
-	full *time.Duration
+	full *atomic.Int64 // nanoseconds
 }
 
 func (d fullDevice) Submit(io *block.IO) {
-	io.Complete(fmt.Errorf("leg: %w", &block.FullError{For: *d.full, Err: fmt.Errorf("tree: %w", block.ErrFull)}))
+	io.Complete(fmt.Errorf("leg: %w", &block.FullError{For: time.Duration(d.full.Load()), Err: fmt.Errorf("tree: %w", block.ErrFull)}))
 }
 
 // delayOf is how long a host waits that has got an answer, by what it was told of the delays.
@@ -33,7 +34,7 @@ func delayOf(t *testing.T, crdt [3]uint16, answer nvmetcp.Status) time.Duration 
 
 func TestTheLongerThereIsNoSpaceTheLaterAWriteIsRepeated(t *testing.T) {
 	w := newWorld(t)
-	var full time.Duration
+	var full atomic.Int64
 	if err := w.sub.AddNamespace(NamespaceConfig{NSID: 7, UUID: block.UUID{7}, Device: fullDevice{ramdisk.New(1<<20, 512), &full}}); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +51,7 @@ func TestTheLongerThereIsNoSpaceTheLaterAWriteIsRepeated(t *testing.T) {
 		{0, 2 * time.Second}, {2*time.Minute - 1, 2 * time.Second}, {2 * time.Minute, 15 * time.Second}, {10*time.Minute - 1, 15 * time.Second},
 		{10 * time.Minute, 3 * time.Minute}, {30 * 24 * time.Hour, 3 * time.Minute},
 	} {
-		full = x.full
+		full.Store(int64(x.full))
 		if got := delayOf(t, c.CRDT, h.io.do(zeroes, nil, nil)); got != x.want {
 			t.Errorf("after %v without space, it is repeated after %v, want %v", x.full, got, x.want)
 		}

@@ -55,12 +55,16 @@ func TestAListOfWritesIsReadWhole(t *testing.T) {
 	}
 	w := newWorld(t, d)
 	n := space(t, connect(t, w.config()), uuidA)
-	d.log.Behind = &nvmetcp.Behind{Since: 3, Ranges: [][2]int64{{0, 1 << 20}, {3 << 20, 1 << 40}}}
-	d.log.BehindLen = 48
+	d.now(func() {
+		d.log.Behind = &nvmetcp.Behind{Since: 3, Ranges: [][2]int64{{0, 1 << 20}, {3 << 20, 1 << 40}}}
+		d.log.BehindLen = 48
+	})
 	got, err := n.Written(t.Context())
-	if err != nil || !reflect.DeepEqual(got, d.log) {
-		t.Errorf("Written: %d words, %v; want the %d of the device", len(got.Regions), err, len(d.log.Regions))
-	}
+	d.now(func() {
+		if err != nil || !reflect.DeepEqual(got, d.log) {
+			t.Errorf("Written: %d words, %v; want the %d of the device", len(got.Regions), err, len(d.log.Regions))
+		}
+	})
 	d.now(func() { d.moves = d.reads + 3 })
 	if _, err := n.Written(t.Context()); err == nil {
 		t.Error("Written while a checkpoint is taken: no error")
