@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -81,6 +82,7 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	c1 := b.Clients[0]
 	volume := b.Create("db1", "512MiB", 2, 2)
 	device := b.Attach("db1", c1)
+	comparesCopies(t, b)
 	acks := testbed.Acks{}
 	w := b.Write(c1, device, span, 200, 1)
 	w.AwaitProgress(200, time.Minute)
@@ -142,6 +144,31 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 		return err
 	})
 	b.Verify(c1, device, span, acks)
+}
+
+// comparesCopies compares the copies of a volume in the kernel while it is written to, and finds a block that a
+// drive has changed, and no other.
+func comparesCopies(t *testing.T, b *testbed.Bed) {
+	t.Helper()
+	const span = 1 // MiB, of four
+	c1 := b.Clients[0]
+	v := b.Create("db2", "4MiB", 1, 2)
+	w := b.Write(c1, b.Attach("db2", c1), span, 20, 1)
+	w.AwaitProgress(20, time.Minute)
+	leg := v.GetLegs()[slices.IndexFunc(v.GetLegs(), func(l *pb.Leg) bool { return l.GetCopy() == 1 })]
+	shell(t, b.Holder("db2", 0, 1), fmt.Sprintf("printf x | dd of=/dev/weft/leg/%s bs=1 seek=%d conv=notrunc && sync", leg.GetId(), 3<<20+5000))
+	began := time.Now()
+	out := b.Weft("volume", "scrub", "db2", "--wait")
+	t.Logf("4 MiB of both copies compared in %v", time.Since(began).Round(time.Second))
+	if s := b.Volume("db2").GetScrub(); s.GetFound() != 1 || s.GetAloneBytes() > span<<20 || s.GetDoneBytes() != v.GetSizeBytes() {
+		t.Errorf("a scrub found %d ranges, want the one that was changed: %v\n%s", s.GetFound(), s, out)
+	}
+	if e := b.LastEvent("volume db2", "volume.scrub-found"); e == nil || e.Attributes["offset_bytes"] != strconv.Itoa(3<<20+4096) {
+		t.Errorf("the range that a drive has changed is told as %v", e)
+	}
+	w.Stop()
+	b.Detach("db2")
+	b.Weft("volume", "delete", "db2")
 }
 
 // killUnderWrites cuts a target's power and waits until writes continue.

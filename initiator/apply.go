@@ -48,10 +48,13 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
+		k.unsettle(o.Column)
 		k.beforeTable(w)
 		return k.column(ctx, w, s, o)
 	case volume.FlushLegs:
 		return k.flushLegs(ctx, s, o)
+	case volume.StartScrub, volume.StopScrub, volume.ProceedScrub, volume.SetScrubRate:
+		return k.applyScrub(ctx, w, o)
 	case volume.Readmit:
 		return nil // nothing is withheld
 	case volume.GrowDevice:

@@ -59,6 +59,9 @@ type kernelKeeper struct {
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
 	lists    listing
+	scrub    *keeper.Scrub // the last one; nil: none
+
+	compares atomic.Pointer[comparable] // what the scrub reads
 
 	counted atomic.Pointer[counted] // nil: no device
 }
@@ -134,9 +137,10 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 	}
 	k.adopt(w, s)
 	k.describe(w, s)
-	s.Whole = k.wholeBecause()
+	s.Whole, s.Scrub = k.wholeBecause(), k.scrub.Seen()
 	k.publish(ctx, w, s)
 	k.publishCounted(w, s)
+	k.publishComparable(w, s)
 	k.seen = s
 	return &s.Seen, nil
 }

@@ -83,6 +83,7 @@ type world struct {
 	rails      bool                       // each target has a portal on another network, too
 	cut        map[string]bool            // addresses at which the network is cut
 	scans      time.Duration              // how long the kernel takes to find the namespaces of a second controller
+	bytes      map[string]map[int64]byte  // by node: what its legs hold that is not zero
 	perHost    bool                       // targets end a host's older controller when it connects again
 	beside     func(node string) net.Conn // to the agents beside the targets; nil: they do not listen
 	firstOver  map[string]block.Transport
@@ -590,6 +591,26 @@ func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Comma
 		return nvmetcp.InvalidOpcode | nvmetcp.DNR
 	}
 	return w.listed(w.nodeAt(c.Address.Traddr), cmd, data)
+}
+
+// Read reads zeroes, and what a test has put into a node's legs.
+func (w *world) Read(h fabrics.Head, p []byte, off int64, _ time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
+	switch {
+	case i < 0:
+		return unix.ENODEV
+	case w.silent[w.heads[i].node] != nil:
+		return errors.New("no answer")
+	}
+	clear(p)
+	for at, b := range w.bytes[w.heads[i].node] {
+		if at >= off && at < off+int64(len(p)) {
+			p[at-off] = b
+		}
+	}
+	return nil
 }
 
 // MakeEqual is recorded in the history.

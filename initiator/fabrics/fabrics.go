@@ -7,7 +7,7 @@
 //	/sys/class/nvme, /sys/class/nvme-subsystem, /sys/block            sysfs.go, find.go
 //	netlink sock_diag                       DestroySockets            sockets.go
 //	netlink kobject_uevent                  Watch                     uevent.go
-//	NVME_URING_CMD_IO                       Probe, Flush              probe.go, command.go
+//	NVME_URING_CMD_IO                       Probe, Read, Flush        probe.go, command.go
 //	NVME_IOCTL_ADMIN_CMD                    Admin                     admin.go
 //
 // With native multipath each namespace is one head (nvme<S>n<I>, the block device) over paths

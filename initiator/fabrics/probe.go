@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 )
 
@@ -26,18 +27,47 @@ const probeSize = 4096
 // So it goes through io_uring, and only where that passes no commands (before Linux 5.19, and where it is
 // switched off or forbidden) it is an ordinary read.
 func (t *Tree) Probe(h Head, limit time.Duration) error {
-	return t.insist(h, "read", func(block int) error {
-		sector, err := unix.IoctlGetInt(block, unix.BLKSSZGET)
+	return t.insist(h, "read", func(fd int) error {
+		sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
 		if err != nil {
 			return fmt.Errorf("ask for the size of a block: %w", err)
 		}
-		data := aligned(max(probeSize, sector))
-		var read nvmetcp.Command
-		read.SetOpcode(nvmetcp.IORead)
-		read.SetNSID(h.NSID)
-		read.SetBlocks(uint32(len(data) / sector))
-		return t.ask(h, read, data, limit, func() error { return plainRead(block, data) })
+		return t.readBlocks(h, fd, aligned(max(probeSize, sector)), 0, limit)
 	})
+}
+
+// Read reads from a head, past the page cache, in whole blocks. An answer of the drive that there is no data is
+// a [block.ErrMedium]; any other error says that there was no answer, and that another attempt may help. The
+// kernel resets a controller that has not answered within limit. Read waits no longer than that for a path, except
+// where ordinary reads take the place of commands that are passed through: see Probe.
+func (t *Tree) Read(h Head, p []byte, off int64, limit time.Duration) error {
+	return t.opened(h, "read", func(fd int) error {
+		data := aligned(len(p))
+		err := t.readBlocks(h, fd, data, off, limit)
+		var status nvmetcp.Status
+		switch {
+		case err == nil:
+			copy(p, data)
+		case errors.Is(err, errNoAnswer), errors.Is(err, block.ErrMedium):
+		case errors.As(err, &status), errors.Is(err, unix.EIO):
+			err = fmt.Errorf("%w: %w", block.ErrMedium, err)
+		}
+		return err
+	})
+}
+
+// readBlocks reads at off of a head that is open as fd. data is aligned.
+func (t *Tree) readBlocks(h Head, fd int, data []byte, off int64, limit time.Duration) error {
+	sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("ask for the size of a block: %w", err)
+	}
+	var read nvmetcp.Command
+	read.SetOpcode(nvmetcp.IORead)
+	read.SetNSID(h.NSID)
+	read.SetSLBA(uint64(off) / uint64(sector))
+	read.SetBlocks(uint32(len(data) / sector))
+	return t.ask(h, read, data, limit, func() error { return plainRead(fd, data, off) })
 }
 
 // Flush makes a head's drive write out its cache, and waits as Probe does. The target is asked even if the
@@ -52,7 +82,7 @@ func (t *Tree) Flush(h Head, limit time.Duration) error {
 			if err := reopened(block, unix.O_RDWR, unix.Fsync); err != nil {
 				return err
 			}
-			return plainRead(block, aligned(probeSize))
+			return plainRead(block, aligned(probeSize), 0)
 		})
 	})
 }
@@ -108,11 +138,8 @@ func (t *Tree) opened(h Head, op string, do func(fd int) error) error {
 	return nil
 }
 
-func plainRead(block int, data []byte) error {
-	return reopened(block, unix.O_RDONLY|unix.O_DIRECT, func(fd int) error {
-		_, err := unix.Pread(fd, data, 0)
-		return err
-	})
+func plainRead(block int, data []byte, off int64) error {
+	return reopened(block, unix.O_RDONLY|unix.O_DIRECT, func(fd int) error { return readFull(fd, data, off) })
 }
 
 // reopened opens what fd has open once more.
@@ -138,9 +165,10 @@ func is(fd int, dev string) error {
 	return nil
 }
 
-// aligned returns n bytes that begin at a multiple of n, as O_DIRECT needs.
+// aligned returns n bytes that begin on a page, as O_DIRECT needs.
 func aligned(n int) []byte {
-	b := make([]byte, 2*n)
-	skip := n - int(uintptr(unsafe.Pointer(&b[0]))%uintptr(n))
+	const page = 4096
+	b := make([]byte, n+page)
+	skip := page - int(uintptr(unsafe.Pointer(&b[0]))%page)
 	return b[skip : skip+n]
 }

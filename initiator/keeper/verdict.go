@@ -25,7 +25,7 @@ func Report(v volume.Verdict, id block.VolumeID, epoch block.Epoch, grant uint64
 	for _, h := range v.Holds {
 		r.Holds = append(r.Holds, &pb.HoldReport{Id: h.ID, State: pb.Value[pb.HoldState](string(h.State)), FsFrozen: h.Frozen, Error: h.Error})
 	}
-	r.Scrub, r.Scrubs, r.Heals = scrubReport(v.Scrub), v.Scrubs, healReport(v.Heals)
+	r.Scrub, r.Scrubs, r.Heals = scrubReport(v.Scrub), true, healReport(v.Heals)
 	for _, c := range v.Copies {
 		r.Copies = append(r.Copies, &pb.CopyReport{LegId: c.Leg.String(), DoneBytes: uint64(c.Done), TotalBytes: uint64(c.Total), BytesPerSecond: uint64(c.Speed), What: c.What, WaitingFor: c.Waiting})
 	}

@@ -33,7 +33,7 @@ const (
 )
 
 // capabilities are those of the engine and of this process's connections.
-var capabilities = volume.Capabilities{KnowsFlushed: true, Withholds: true, Scrubs: true, Paces: true, Moves: true, Hears: true, Transports: []block.Transport{block.TCP}}
+var capabilities = volume.Capabilities{KnowsFlushed: true, Withholds: true, Paces: true, Moves: true, Hears: true, Transports: []block.Transport{block.TCP}}
 
 // Keeper keeps one volume: it observes (observe.go) and carries out (apply.go) what package
 // initiator/volume decides. Calls that may wait for somebody else go through await.

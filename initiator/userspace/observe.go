@@ -125,7 +125,8 @@ func (k *Keeper) observeVolume(s *volume.Seen, w *volume.Wanted) {
 	status := st.volume.Status()
 	s.ReadOnly, s.Size, s.Flushed, s.Copying = st.wanted.ReadOnly, status.Size, st.flushed, st.equalizing
 	s.Holdable, s.Held, s.Quiet, s.Waits = true, status.Suspended, atRest(status), status.Held > 0
-	s.Scrub, s.Heals, s.RebuildRate = st.scrub.seen(), st.heals.seen(), st.rebuildRate
+	st.scrub = st.scrub.Wanted(w)
+	s.Scrub, s.Heals, s.RebuildRate = st.scrub.Seen(), st.heals.seen(), st.rebuildRate
 	if st.equalizing {
 		s.Done, s.Total, s.Whole = status.Equalized.Done, status.Equalized.Total, st.whole
 	}

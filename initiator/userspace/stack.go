@@ -36,7 +36,7 @@ type stack struct {
 	flushed    bool               // since the device was closed
 	refusal    string             // why the last attempt to close the device failed
 	open       bool               // that was because somebody has it open
-	scrub      *scrub             // the last one; nil: none
+	scrub      *keeper.Scrub      // the last one; nil: none
 	heals      *heals
 
 	rebuildRate block.Size
@@ -401,7 +401,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 		}
 		return err
 	}
-	st.scrub.stop()
+	st.scrub.Stop()
 	if !clean {
 		return finish(st.abort(ctx, nil))
 	}
@@ -414,7 +414,7 @@ func (k *Keeper) dismantle(ctx context.Context, clean bool) error {
 func (st *stack) abort(ctx context.Context, device Exported) error {
 	st.cancel()
 	st.stopCheckpoints()
-	st.scrub.stop()
+	st.scrub.Stop()
 	st.volume.Abort()
 	if device == nil {
 		return nil

@@ -57,6 +57,14 @@ type ScrubFinding struct {
 // pb.ScrubOutcome; empty: it has not been repaired yet, or is not to be.
 type ScrubOutcome string
 
+// The outcomes of a repair.
+const (
+	ScrubNotKnown    ScrubOutcome = "not_known"    // no copy is known to be right; nothing was written
+	ScrubRepaired    ScrubOutcome = "repaired"     // the copies were written, and are equal
+	ScrubGone        ScrubOutcome = "gone"         // the copies were equal when they were read again
+	ScrubNotRepaired ScrubOutcome = "not_repaired" // they could not be read or written, or differ still
+)
+
 // The orders for a scrub.
 type (
 	// StartScrub begins it, in place of any other.
@@ -79,13 +87,7 @@ func (o SetScrubRate) String() string { return "scrub at " + o.Rate.String() + "
 // What it finds is repaired only after the manager has recorded it: no repair goes unnoticed.
 func (p *planner) scrub() {
 	want, have := p.w.Scrub, p.s.Scrub
-	p.v.Scrubs, p.v.Heals = p.c.Scrubs, p.s.Heals
-	if !p.c.Scrubs {
-		if want != nil {
-			p.v.Note("scrub %s: this data path cannot compare copies", want.ID)
-		}
-		return
-	}
+	p.v.Heals = p.s.Heals
 	same := want != nil && have != nil && want.ID == have.ID
 	if same {
 		p.v.Scrub = have

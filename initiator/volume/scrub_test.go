@@ -33,7 +33,7 @@ func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
 		"it asks, all is recorded":   {want: &Scrub{ID: "s1", Run: "r", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, order: "let scrub repair", shown: true},
 		"another run is recorded":    {want: &Scrub{ID: "s1", Run: "q", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, shown: true},
 	} {
-		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device}, Held: c.held}, c: Capabilities{Scrubs: true}}
+		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device}, Held: c.held}}
 		p.scrub()
 		var got []string
 		for _, o := range p.orders {
@@ -42,12 +42,5 @@ func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
 		if strings.Join(got, ", ") != c.order || (p.v.Scrub != nil) != c.shown {
 			t.Errorf("%s: orders %q, shown %v; want %q, %v", what, got, p.v.Scrub, c.order, c.shown)
 		}
-	}
-}
-
-func TestAPathThatCannotScrubSaysSo(t *testing.T) {
-	p := &planner{w: &Wanted{Scrub: &Scrub{ID: "s1"}}, s: &Seen{Device: DeviceSeen{Exists: true}}}
-	if p.scrub(); len(p.orders) > 0 || len(p.v.Notes) != 1 || p.v.Scrub != nil {
-		t.Errorf("orders %v, notes %q, scrub %v; want a note", p.orders, p.v.Notes, p.v.Scrub)
 	}
 }

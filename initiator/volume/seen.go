@@ -461,8 +461,6 @@ type Capabilities struct {
 	KnowsFlushed bool
 	// Withholds: the data path can keep writes from being acknowledged in which a leg takes part.
 	Withholds bool
-	// Scrubs: the data path can compare the copies of a volume in use.
-	Scrubs bool
 	// Paces: the data path can keep rebuilds below a rate.
 	Paces bool
 	// Multipath: the data path can use several paths to a leg.

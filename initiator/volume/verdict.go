@@ -50,7 +50,6 @@ type Verdict struct {
 	Holds       []HoldSeen // the requested holds
 	Scrub       *ScrubSeen // the wanted scrub; nil: it has not begun
 	Heals       *HealsSeen // nil: there was none
-	Scrubs      bool       // the data path can compare copies
 	Copies      []CopyTold // the legs that are copied to
 }
 

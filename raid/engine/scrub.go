@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
 )
 
 var (
@@ -462,16 +463,6 @@ func (s *Scrub) differing(copies []int, length int64) (from, end int64) {
 }
 
 // groups divides copies into those with equal data in a range.
-func (s *Scrub) groups(copies []int, from, end int64) (all [][]int) {
-next:
-	for _, copy := range copies {
-		for i, g := range all {
-			if bytes.Equal(s.bufs[g[0]][from:end], s.bufs[copy][from:end]) {
-				all[i] = append(g, copy)
-				continue next
-			}
-		}
-		all = append(all, []int{copy})
-	}
-	return all
+func (s *Scrub) groups(copies []int, from, end int64) [][]int {
+	return raid.Equal(copies, func(copy int) []byte { return s.bufs[copy][from:end] })
 }

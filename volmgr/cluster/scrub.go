@@ -823,7 +823,7 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 	case v.Scrub.wanted() && s.scrubber(v) == nil:
 		e.Waits = append(e.Waits, fmt.Sprintf("scrub: the volume to be attached; it goes on at %s of %s", v.Scrub.Done.Short(), v.scrubTotal().Short()))
 	case v.Scrub.wanted():
-		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin; the kernel's data path cannot compare copies", s.scrubber(v).Node))
+		e.Waits = append(e.Waits, fmt.Sprintf("scrub: host %s to begin%s", s.scrubber(v).Node, s.unableToScrub(v)))
 	default:
 		e.Facts = append(e.Facts, fmt.Sprintf("the scrub that ended at %s: %s", v.Scrub.Ended.UTC().Format(time.RFC3339), v.Scrub.result()))
 	}
@@ -855,11 +855,18 @@ func (s *State) explainSchedule(e *Explanation, v *Volume) {
 		fact += ", and that is due since " + next.UTC().Format(time.RFC3339)
 	}
 	if s.scrubber(v) != nil {
-		if r, ok := s.attachmentReport(v, s.scrubber(v)); ok && !r.Scrubs {
-			fact += fmt.Sprintf("; host %s cannot compare copies, as on the kernel's data path", s.scrubber(v).Node)
-		}
+		fact += s.unableToScrub(v)
 	}
 	e.Facts = append(e.Facts, fact)
+}
+
+// unableToScrub says if the host that is to compare the volume's copies cannot; empty: it can, as far as is known.
+func (s *State) unableToScrub(v *Volume) string {
+	a := s.scrubber(v)
+	if r, ok := s.attachmentReport(v, a); !ok || r.Scrubs {
+		return ""
+	}
+	return fmt.Sprintf("; the version of host %s cannot compare copies on the kernel's data path", a.Node)
 }
 
 // scrubView is a volume's scrub as readers see it.

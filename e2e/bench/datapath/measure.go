@@ -181,26 +181,9 @@ func (b *bench) run(ctx context.Context, workloads []workload) error {
 		if !strings.Contains(w.name, b.Only) {
 			continue
 		}
-		samples := make([][]sample, len(b.servers))
-		for range b.Rounds {
-			for i, s := range b.servers {
-				if s.broken {
-					continue
-				}
-				got, err := b.one(ctx, s, w)
-				if errors.Is(err, errNotMade) {
-					continue
-				}
-				if err != nil && ctx.Err() == nil && s.own == nil { // the peer failed, not Weft
-					fmt.Fprintf(b.Out, "skipped from here on: %s: %v\n", s.name, err)
-					s.broken = true
-					continue
-				}
-				if err != nil {
-					return fmt.Errorf("%s on %s: %w", w.name, s.name, err)
-				}
-				samples[i] = append(samples[i], got)
-			}
+		samples, err := b.rounds(ctx, w)
+		if err != nil {
+			return err
 		}
 		summary = append(summary, b.print(w, samples))
 		if peer > 0 {
@@ -212,6 +195,30 @@ func (b *bench) run(ctx context.Context, workloads []workload) error {
 		b.printRatios(b.servers[peer].name, relative)
 	}
 	return nil
+}
+
+// rounds runs a workload on each server in each round, and returns the samples of each.
+func (b *bench) rounds(ctx context.Context, w workload) ([][]sample, error) {
+	samples := make([][]sample, len(b.servers))
+	for range b.Rounds {
+		for i, s := range b.servers {
+			if s.broken {
+				continue
+			}
+			got, err := b.one(ctx, s, w)
+			switch {
+			case errors.Is(err, errNotMade):
+			case err != nil && ctx.Err() == nil && s.own == nil: // the peer failed, not Weft
+				fmt.Fprintf(b.Out, "skipped from here on: %s: %v\n", s.name, err)
+				s.broken = true
+			case err != nil:
+				return nil, fmt.Errorf("%s on %s: %w", w.name, s.name, err)
+			default:
+				samples[i] = append(samples[i], got)
+			}
+		}
+	}
+	return samples, nil
 }
 
 // clientOf is the client process for a job. Kernel threads serve a block device, and would

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"weft.dev/weft/initiator/compare"
+	"weft.dev/weft/initiator/keeper"
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+)
+
+// This file compares the copies of a volume through the legs' heads, beside the tables: see package compare.
+// device-mapper has no lock for a range, so nothing is repaired here.
+
+var errNoRepair = errors.New("a host on the kernel's data path compares copies and does not repair them: attach the volume to a host with the user-space path, and scrub there with --repair")
+
+var errNotAttached = errors.New("the leg is not attached as its column has it")
+
+// comparable is what a scrub may compare, by the last look.
+type comparable struct {
+	columns [][]compare.Copy // the copies in sync
+	settled []bool           // by column: no leg in use has failed, and the tables stay as they are
+	legSize int64            // 0: not known
+	rest    func() bool      // whether no write of users is under way
+}
+
+// applyScrub starts or stops a scrub, or tells it what has changed.
+func (k *kernelKeeper) applyScrub(ctx context.Context, w *volume.Wanted, o volume.Order) error {
+	start, ok := o.(volume.StartScrub)
+	if !ok {
+		k.scrub.Apply(o)
+		return nil
+	}
+	k.scrub = k.StartScrub(ctx, start.Scrub, func(s *keeper.Scrub) keeper.Comparer {
+		return comparer{compare.New(compare.Config{
+			Columns: w.Layout.Stripes, Copies: k.copiesToCompare,
+			LegSize: func() int64 { return k.compares.Load().legSize }, Rest: func() bool { return k.compares.Load().rest() },
+			Rate: start.Rate, From: start.Begin, Waits: func(err error) { k.log.Warn("scrub waits", "scrub", start.ID, "err", err) }, Found: func(f volume.ScrubFinding) {
+				s.Found(f)
+				if start.Repair {
+					s.Settled(f, volume.ScrubNotRepaired, errNoRepair)
+				}
+			},
+		})}
+	})
+	return nil
+}
+
+// comparer is a comparison, which never repairs.
+type comparer struct{ *compare.Comparison }
+
+func (comparer) Asks() bool { return false }
+func (comparer) Proceed()   {}
+
+// copiesToCompare lists the copies in sync of a column.
+func (k *kernelKeeper) copiesToCompare(column int) (all []compare.Copy, settled bool) {
+	c := k.compares.Load()
+	if column >= len(c.columns) {
+		return nil, false
+	}
+	return c.columns[column], c.settled[column]
+}
+
+// unsettle has what is compared of a column count for nothing until the next look: its tables are about to change, and
+// a write that one copy has not got is held until then.
+func (k *kernelKeeper) unsettle(column int) {
+	was := k.compares.Load()
+	if was == nil || column >= len(was.settled) {
+		return
+	}
+	now := *was
+	now.settled = slices.Clone(was.settled)
+	now.settled[column] = false
+	k.compares.Store(&now)
+}
+
+// publishComparable tells the scrub what it may compare. Without a device there is nothing in use: the scrub ends,
+// and another one begins with the next device, where the manager has recorded that this one was.
+func (k *kernelKeeper) publishComparable(w *volume.Wanted, s *seen) {
+	if w == nil || w.Scrub == nil || !s.Device.Exists || s.Device.Failed || !k.memory.Of(w) {
+		k.scrub.Stop()
+		k.scrub, s.Scrub = nil, nil
+		return
+	}
+	number, counts := k.top.Number, k.kernel.countsIO(k.top.Number)
+	all := &comparable{legSize: int64(w.Layout.LegSize(s.Device.Size)), rest: func() bool { return counts && k.kernel.rests(number) }}
+	for i, c := range s.Columns {
+		all.legSize = min(all.legSize, int64(c.Size)) // 0 for one that cannot be interpreted now
+		var copies []compare.Copy
+		settled := k.changes[i] == nil
+		for copy, is := range c.Copies {
+			if !is.State.InUse() {
+				continue
+			}
+			settled = settled && is.Error == ""
+			if is.State == volume.InSync {
+				copies = append(copies, k.copyToCompare(s, i, copy, is.Leg))
+			}
+		}
+		all.columns, all.settled = append(all.columns, copies), append(all.settled, settled)
+	}
+	k.compares.Store(all)
+}
+
+// copyToCompare is a copy in sync. One that is not attached at this moment, or anew, is awaited.
+func (k *kernelKeeper) copyToCompare(s *seen, column, copy int, id block.LegID) compare.Copy {
+	leg := s.legs[id]
+	c := compare.Copy{Copy: copy, Of: fmt.Sprint(id, leg.device), Read: func([]byte, int64) error { return errNotAttached }}
+	if leg.device != "" && s.columns[column].has(leg.device) {
+		c.Read = func(p []byte, off int64) error { return k.kernel.host.Read(leg.head, p, off, k.agent.cfg.IOTimeout) }
+	}
+	return c
+}
+
+// countsIO reports whether the kernel counts what a device has under way, as it does unless that is switched off.
+// Linux 6.1 says that it is off for mapped devices, and counts nevertheless: then what was read and written is not 0.
+func (k *kernel) countsIO(number block.DeviceNumber) bool {
+	dir := filepath.Join(k.sysDir, "dev/block", number.String())
+	if text, err := os.ReadFile(filepath.Join(dir, "queue/iostats")); err == nil && strings.TrimSpace(string(text)) == "1" {
+		return true
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "stat"))
+	fields := strings.Fields(string(text)) // reads, three more, writes
+	return err == nil && len(fields) > 4 && (fields[0] != "0" || fields[4] != "0")
+}
+
+// rests reports whether a device has no write under way.
+func (k *kernel) rests(number block.DeviceNumber) bool {
+	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "inflight"))
+	fields := strings.Fields(string(text)) // reads, writes
+	return err == nil && len(fields) == 2 && fields[1] == "0"
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm/mirror"
+)
+
+// holds has a node's legs hold b at an offset.
+func (w *world) holds(node string, off int64, b byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.bytes == nil {
+		w.bytes = map[string]map[int64]byte{}
+	}
+	if w.bytes[node] == nil {
+		w.bytes[node] = map[int64]byte{}
+	}
+	w.bytes[node][off] = b
+}
+
+// inflight has the kernel say that the device has so many writes under way.
+func (w *world) inflight(writes int) {
+	w.t.Helper()
+	dir := filepath.Join(w.dir, "sys/dev/block", w.topNumber())
+	for name, text := range map[string]string{"queue/iostats": "1\n", "inflight": fmt.Sprintf("%8d %8d\n", 0, writes)} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+// topNumber is the number of the volume's device.
+func (w *world) topNumber() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range w.devices {
+		if d.Name == mirror.TopName(w.volume) {
+			return d.Number.String()
+		}
+	}
+	w.t.Fatal("there is no device")
+	return ""
+}
+
+func (w *world) scrub(s *pb.Scrub) {
+	w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Scrub = s })
+}
+
+// findings are the findings of a report, for comparisons.
+func findings(r *pb.ScrubReport) (all []string) {
+	for _, f := range r.GetFindings() {
+		all = append(all, fmt.Sprintf("column %d, %d at %d, %d groups, %s %s", f.Column, f.Length, f.Offset, len(f.Equal), f.Outcome, f.Error))
+	}
+	return all
+}
+
+func TestTheCopiesBelowTheTablesAreCompared(t *testing.T) {
+	in(t, 2, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 1<<20+5, 7)
+		w.holds("t1", 1<<20+5, 7)
+		w.holds("t1", 5<<20+8191, 1) // of either column
+		w.scrub(&pb.Scrub{Id: "s1"})
+		time.Sleep(time.Minute)
+		r := w.attachment().GetScrub()
+		if got, want := findings(r), []string{"column 0, 4096 at 5246976, 2 groups, SCRUB_OUTCOME_UNSPECIFIED ", "column 1, 4096 at 5246976, 2 groups, SCRUB_OUTCOME_UNSPECIFIED "}; fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("found %q, want %q", got, want)
+		}
+		if !r.GetDone() || r.GetFound() != 2 || r.GetDoneBytes() != uint64(64*block.MiB) || r.GetTotalBytes() != r.GetDoneBytes() || r.GetAloneBytes() != 0 {
+			t.Errorf("scrub %v, want it done, with both columns compared", r)
+		}
+		if !w.attachment().GetScrubs() {
+			t.Error("the host does not say that it can compare copies")
+		}
+		w.scrub(nil)
+		time.Sleep(time.Second)
+		w.expect("nothing is done to the tables")
+		if r := w.attachment().GetScrub(); r != nil {
+			t.Errorf("without a wanted scrub there is %v", r)
+		}
+	})
+}
+
+func TestTheKernelPathSaysThatItRepairsNothing(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t1", 4096, 1)
+		w.scrub(&pb.Scrub{Id: "s1", Repair: true})
+		time.Sleep(time.Minute)
+		r := w.attachment().GetScrub()
+		if got := strings.Join(findings(r), "; "); !r.GetDone() || r.GetSettled() != 1 || r.GetRepaired() != 0 || !strings.Contains(got, "SCRUB_OUTCOME_NOT_REPAIRED") || !strings.Contains(got, "user-space path") {
+			t.Errorf("scrub %v, want one range that was not repaired, and why", r)
+		}
+	})
+}
+
+// A leg that falls silent is given up; what is left of the scrub has no second copy to compare.
+func TestAScrubGoesOnWithoutALegThatIsLost(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t1", 60<<20, 1)
+		w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(4 * block.MiB)})
+		time.Sleep(5 * time.Second)
+		w.fallSilent("t1")
+		time.Sleep(time.Minute)
+		r := w.attachment().GetScrub()
+		if !r.GetDone() || r.GetFound() != 0 || r.GetAloneBytes() == 0 || r.GetAloneBytes() >= uint64(60*block.MiB) {
+			t.Errorf("scrub %v, want it done, the rest of it alone", r)
+		}
+	})
+}
+
+func TestAScrubEndsWithItsDevice(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(block.MiB)})
+		time.Sleep(5 * time.Second)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Detach = true })
+		w.until(clean)
+	})
+}
+
+// A write may wait for hours for space on one copy, while the other one has it.
+func TestAWriteThatWaitsIsNotADifference(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(1)
+		w.holds("t1", 4096, 1)
+		w.scrub(&pb.Scrub{Id: "s1"})
+		time.Sleep(3 * time.Minute)
+		if r := w.attachment().GetScrub(); !r.GetDone() || r.GetFound() != 0 || r.GetAloneBytes() != 4096 {
+			t.Errorf("scrub %v, want it done, and one block not compared", r)
+		}
+	})
+}
+
+// A device that is given up ends its scrub; the next one begins anew, and is not taken for done.
+func TestAScrubDoesNotEndWithAFailedDevice(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t1", 60<<20, 1)
+		w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(4 * block.MiB)})
+		time.Sleep(3 * time.Second)
+		run := w.attachment().GetScrub().GetRun()
+		w.opened()
+		w.reborn(0, 1)
+		time.Sleep(5 * time.Second)
+		w.closeDevice()
+		w.until(unclean)
+		w.empty()
+		w.nextEpoch()
+		w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(4 * block.MiB)})
+		w.until(serving)
+		w.inflight(0)
+		for range 5 {
+			time.Sleep(time.Second)
+			if r := w.attachment().GetScrub(); r.GetDone() || r.GetRun() == run {
+				t.Fatalf("in the next epoch the scrub is %v", r)
+			}
+		}
+		time.Sleep(time.Minute)
+		if r := w.attachment().GetScrub(); !r.GetDone() || r.GetFound() != 1 || r.GetDoneBytes() != r.GetTotalBytes() {
+			t.Errorf("scrub %v, want it done, with the block that differs", r)
+		}
+	})
+}
+
+func TestWhetherWritesAreCountedIsKnown(t *testing.T) {
+	for what, c := range map[string]struct {
+		files map[string]string
+		want  bool
+	}{
+		"switched on":                      {map[string]string{"queue/iostats": "1\n", "stat": " 0 0 0 0 0 0 0 0 0 0 0"}, true},
+		"said to be off, but something is": {map[string]string{"queue/iostats": "0\n", "stat": " 12 0 96 3 0 0 0 0 0 0 0"}, true},
+		"said to be off, writes are":       {map[string]string{"queue/iostats": "0\n", "stat": " 0 0 0 0 40 0 320 532 0 292 532"}, true},
+		"switched off":                     {map[string]string{"queue/iostats": "0\n", "stat": " 0 0 0 0 0 0 0 0 0 0 0"}, false},
+		"not said":                         {nil, false},
+	} {
+		k := &kernel{sysDir: t.TempDir()}
+		number := block.DeviceNumber{Major: 253, Minor: 7}
+		for name, text := range c.files {
+			path := filepath.Join(k.sysDir, "dev/block/253:7", name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := k.countsIO(number); got != c.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// While the tables of a column change, a write may be released that one copy has not got.
+func TestAColumnThatChangesIsNotSettled(t *testing.T) {
+	w := &volume.Wanted{Scrub: &volume.Scrub{}, Layout: block.Layout{Stripes: 2, Copies: 2, Chunk: block.DefaultChunk}}
+	k := &kernelKeeper{kernel: &kernel{sysDir: t.TempDir()}, memory: newMemory(volume.Granted(w, nil), time.Now()), changes: map[int]*change{}}
+	look := func() []bool {
+		k.publishComparable(w, &seen{Seen: volume.Seen{Device: volume.DeviceSeen{Exists: true}, Columns: make([]volume.ColumnSeen, 2)}, columns: make([]columnSeen, 2)})
+		return k.compares.Load().settled
+	}
+	if got := look(); !slices.Equal(got, []bool{true, true}) {
+		t.Errorf("settled: %v", got)
+	}
+	k.unsettle(1)
+	if got := k.compares.Load().settled; !slices.Equal(got, []bool{true, false}) {
+		t.Errorf("when column 1 is about to change, settled: %v", got)
+	}
+	k.changes[0] = &change{}
+	if got := look(); !slices.Equal(got, []bool{false, true}) {
+		t.Errorf("while column 0 changes, settled: %v", got)
+	}
+}
