@@ -56,7 +56,7 @@ lint: ## check formatting, vet, staticcheck, import arrows and style
 	go test ./e2e/lint
 
 unit: ## run the unit and property tests, which need no special kernel
-	@e2e/again.sh 10 ./... -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
+	@WEFT_HISTORIES=$${WEFT_HISTORIES:-48} e2e/again.sh 10 ./... -timeout 20m -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube'
 
 race: ## run the unit tests of all that agents and managers are made of under the race detector, which needs gcc (20 minutes)
 	CGO_ENABLED=1 go test -race -count=1 -timeout 60m -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube' ./proto/... ./raid/... ./target/... ./initiator/... ./volmgr/...

@@ -6,8 +6,10 @@ import (
 	"flag"
 	"fmt"
 	"maps"
+	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,7 +19,16 @@ import (
 	"weft.dev/weft/volmgr/cow"
 )
 
-var histories = flag.Uint64("histories", 80, "random histories to try")
+var histories = flag.Uint64("histories", usually(), "random histories to try; $WEFT_HISTORIES or 80 if not given")
+
+// usually is how many histories are tried: make unit has less time than the mutations, some of which only many
+// histories notice.
+func usually() uint64 {
+	if n, err := strconv.ParseUint(os.Getenv("WEFT_HISTORIES"), 10, 64); err == nil {
+		return n
+	}
+	return 80
+}
 
 const historySteps = 2000
 

@@ -769,7 +769,7 @@ func (w *snapWorld) recover(volume string) {
 // for is in it.
 func TestASnapshotIsTheVolumeAtOneMoment(t *testing.T) {
 	complete, groups, returned, copied := 0, 0, 0, 0
-	for seed := range uint64(64) {
+	for seed := range uint64(48) {
 		w := newSnapWorld(t, seed)
 		w.slow, w.pace = []int{0, 30, 60}[seed%3], []time.Duration{4 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond, time.Second}[seed%4]
 		for range 1500 {
