@@ -53,7 +53,7 @@ type nbdRequest struct {
 	request
 	link   *nbdLink
 	handle [8]byte
-	buf    []byte // the whole buffer, from the pool
+	buf    *[]byte // the whole buffer, from the pool; nil: none
 	head   [nbdReplySize]byte
 }
 
@@ -134,7 +134,7 @@ func (l *nbdLink) request(command uint16, head []byte) (*nbdRequest, error) {
 			r.Op = block.OpWrite
 		}
 		r.buf = getBuffer(int(length))
-		r.Data = r.buf[:length]
+		r.Data = (*r.buf)[:length]
 	case nbdFlush:
 		r.Op, r.Len, r.Off = block.OpFlush, 0, 0
 	case nbdTrim:
@@ -258,16 +258,17 @@ var buffers [32]sync.Pool
 
 func bufferClass(n int) int { return max(12, bits.Len(uint(max(n, 1)-1))) }
 
-func getBuffer(n int) []byte {
+func getBuffer(n int) *[]byte {
 	c := bufferClass(n)
 	if b, ok := buffers[c].Get().(*[]byte); ok {
-		return *b
+		return b
 	}
-	return make([]byte, 1<<c)
+	b := make([]byte, 1<<c)
+	return &b
 }
 
-func putBuffer(b []byte) {
+func putBuffer(b *[]byte) {
 	if b != nil {
-		buffers[bufferClass(len(b))].Put(&b)
+		buffers[bufferClass(len(*b))].Put(b)
 	}
 }

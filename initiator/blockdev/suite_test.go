@@ -530,7 +530,7 @@ func testAllocations(t *testing.T, w *world) {
 			"read":  func() (int, error) { return unix.Pread(fd, p, 1<<20) },
 			"write": func() (int, error) { return unix.Pwrite(fd, p, 1<<20) },
 		} {
-			const warm, n = 100, 1000
+			const warm, n = 50, 500
 			var before, after runtime.MemStats
 			for i := range warm + n {
 				if i == warm {
