@@ -78,6 +78,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		pulses: map[block.LegID]*keeper.Pulse{}, reached: map[volume.Path]*reach{}, fast: map[string]bool{}, silent: map[string]bool{}, moving: map[block.NQN]pathMove{}, promises: map[string]*promise{}, watched: map[string]bool{},
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
+	k.compares.Store(nothingToCompare)
 	can := capabilities
 	can.Rail, can.Near = a.cfg.Labels[railLabel], a.cfg.Near
 	k.Keeper = keeper.New(keeper.Config{

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/initiator/compare"
+	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
@@ -31,6 +32,8 @@ type comparable struct {
 	legSize int64            // 0: not known
 	rest    func() bool      // whether no write of users is under way
 }
+
+var nothingToCompare = &comparable{rest: func() bool { return false }}
 
 // applyScrub starts or stops a scrub, or tells it what has changed.
 func (k *kernelKeeper) applyScrub(ctx context.Context, w *volume.Wanted, o volume.Order) error {
@@ -88,9 +91,10 @@ func (k *kernelKeeper) publishComparable(w *volume.Wanted, s *seen) {
 	if w == nil || w.Scrub == nil || !s.Device.Exists || s.Device.Failed || !k.memory.Of(w) {
 		k.scrub.Stop()
 		k.scrub, s.Scrub = nil, nil
+		k.compares.Store(nothingToCompare)
 		return
 	}
-	number, counts := k.top.Number, k.kernel.countsIO(k.top.Number)
+	number, counts := k.top.Number, k.kernel.countsIO(k.top.Number, k.agent.cfg.Kernel)
 	all := &comparable{legSize: int64(w.Layout.LegSize(s.Device.Size)), rest: func() bool { return counts && k.kernel.rests(number) }}
 	for i, c := range s.Columns {
 		all.legSize = min(all.legSize, int64(c.Size)) // 0 for one that cannot be interpreted now
@@ -114,27 +118,54 @@ func (k *kernelKeeper) publishComparable(w *volume.Wanted, s *seen) {
 func (k *kernelKeeper) copyToCompare(s *seen, column, copy int, id block.LegID) compare.Copy {
 	leg := s.legs[id]
 	c := compare.Copy{Copy: copy, Of: fmt.Sprint(id, leg.device), Read: func([]byte, int64) error { return errNotAttached }}
-	if leg.device != "" && s.columns[column].has(leg.device) {
+	live := slices.ContainsFunc(s.controllers[leg.nqn], func(c fabrics.Controller) bool { return c.State == fabrics.Live })
+	if live && leg.device != "" && s.columns[column].has(leg.device) {
 		c.Read = func(p []byte, off int64) error { return k.kernel.host.Read(leg.head, p, off, k.agent.cfg.IOTimeout) }
 	}
 	return c
 }
 
 // countsIO reports whether the kernel counts what a device has under way, as it does unless that is switched off.
-// Linux 6.1 says that it is off for mapped devices, and counts nevertheless: then what was read and written is not 0.
-func (k *kernel) countsIO(number block.DeviceNumber) bool {
-	dir := filepath.Join(k.sysDir, "dev/block", number.String())
-	if text, err := os.ReadFile(filepath.Join(dir, "queue/iostats")); err == nil && strings.TrimSpace(string(text)) == "1" {
+// Linux before 6.2 says that it is off for mapped devices, and counts nevertheless: then what was read and written is
+// not 0.
+func (k *kernel) countsIO(number block.DeviceNumber, release string) bool {
+	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "queue/iostats"))
+	if err == nil && strings.TrimSpace(string(text)) == "1" {
 		return true
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "stat"))
-	fields := strings.Fields(string(text)) // reads, three more, writes
-	return err == nil && len(fields) > 4 && (fields[0] != "0" || fields[4] != "0")
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major > 6 || major == 6 && minor >= 2 {
+		return false
+	}
+	reads, writes, err := k.counted(number)
+	return err == nil && (reads != "0" || writes != "0")
 }
 
-// rests reports whether a device has no write under way.
+// counted is how many reads and writes of a device there were.
+func (k *kernel) counted(number block.DeviceNumber) (reads, writes string, err error) {
+	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "stat"))
+	if err != nil {
+		return "", "", err
+	}
+	fields := strings.Fields(string(text)) // reads, three more, writes
+	if len(fields) < 5 {
+		return "", "", fmt.Errorf("statistics of device %v: %q", number, text)
+	}
+	return fields[0], fields[4], nil
+}
+
+// rests reports whether a device has no write under way. The kernel adds up what each processor has counted, one after
+// the other, so a sum is right only if no write has begun or ended meanwhile.
 func (k *kernel) rests(number block.DeviceNumber) bool {
+	_, before, err := k.counted(number)
+	if err != nil {
+		return false
+	}
 	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "inflight"))
 	fields := strings.Fields(string(text)) // reads, writes
-	return err == nil && len(fields) == 2 && fields[1] == "0"
+	if err != nil || len(fields) != 2 || fields[1] != "0" {
+		return false
+	}
+	_, after, err := k.counted(number)
+	return err == nil && after == before
 }

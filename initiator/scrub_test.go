@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
 
@@ -35,7 +36,7 @@ func (w *world) holds(node string, off int64, b byte) {
 func (w *world) inflight(writes int) {
 	w.t.Helper()
 	dir := filepath.Join(w.dir, "sys/dev/block", w.topNumber())
-	for name, text := range map[string]string{"queue/iostats": "1\n", "inflight": fmt.Sprintf("%8d %8d\n", 0, writes)} {
+	for name, text := range map[string]string{"queue/iostats": "1\n", "stat": " 12 0 96 3 40 0 320 532 0 292 532\n", "inflight": fmt.Sprintf("%8d %8d\n", 0, writes)} {
 		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
 			w.t.Fatal(err)
 		}
@@ -180,34 +181,64 @@ func TestAScrubDoesNotEndWithAFailedDevice(t *testing.T) {
 }
 
 func TestWhetherWritesAreCountedIsKnown(t *testing.T) {
+	const never, reads, writes = " 0 0 0 0 0 0 0 0 0 0 0", " 12 0 96 3 0 0 0 0 0 0 0", " 0 0 0 0 40 0 320 532 0 292 532"
 	for what, c := range map[string]struct {
-		files map[string]string
-		want  bool
+		release, iostats, stat string
+		want                   bool
 	}{
-		"switched on":                      {map[string]string{"queue/iostats": "1\n", "stat": " 0 0 0 0 0 0 0 0 0 0 0"}, true},
-		"said to be off, but something is": {map[string]string{"queue/iostats": "0\n", "stat": " 12 0 96 3 0 0 0 0 0 0 0"}, true},
-		"said to be off, writes are":       {map[string]string{"queue/iostats": "0\n", "stat": " 0 0 0 0 40 0 320 532 0 292 532"}, true},
-		"switched off":                     {map[string]string{"queue/iostats": "0\n", "stat": " 0 0 0 0 0 0 0 0 0 0 0"}, false},
-		"not said":                         {nil, false},
+		"switched on":                            {"6.12.8-amd64", "1", never, true},
+		"said to be off, but reads are counted":  {"6.1.0-57-amd64", "0", reads, true},
+		"said to be off, but writes are counted": {"6.1.0-57-amd64", "0", writes, true},
+		"switched off":                           {"6.1.0-57-amd64", "0", never, false},
+		"switched off after some writes":         {"6.12.8-amd64", "0", writes, false},
+		"not said":                               {"6.12.8-amd64", "", "", false},
+		"of an unknown kernel":                   {"", "0", writes, false},
 	} {
 		k := &kernel{sysDir: t.TempDir()}
 		number := block.DeviceNumber{Major: 253, Minor: 7}
-		for name, text := range c.files {
+		for name, text := range map[string]string{"queue/iostats": c.iostats, "stat": c.stat} {
 			path := filepath.Join(k.sysDir, "dev/block/253:7", name)
-			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text+"\n"), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := k.countsIO(number); got != c.want {
+		if got := k.countsIO(number, c.release); got != c.want {
 			t.Errorf("%s: %v", what, got)
 		}
+	}
+}
+
+// A device that somebody has wiped while it was in use is not compared, and nothing else happens.
+func TestAWipedDeviceIsNotCompared(t *testing.T) {
+	for _, running := range []bool{false, true} {
+		in(t, 1, 2, func(w *world) {
+			w.inflight(0)
+			if running {
+				w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(block.MiB)})
+				time.Sleep(2 * time.Second)
+			}
+			w.opened()
+			w.mu.Lock()
+			for i, d := range w.devices {
+				if d.Name == mirror.TopName(w.volume) {
+					w.devices[i].Table = dm.Whole(d.Table.Size(), dm.ErrorTarget{})
+				}
+			}
+			w.mu.Unlock()
+			time.Sleep(2 * time.Second)
+			w.scrub(&pb.Scrub{Id: "s1", BytesPerSecond: uint64(block.MiB)})
+			time.Sleep(10 * time.Second)
+			if r := w.attachment().GetScrub(); r != nil {
+				t.Errorf("running before: %v; scrub %v", running, r)
+			}
+		})
 	}
 }
 
 // While the tables of a column change, a write may be released that one copy has not got.
 func TestAColumnThatChangesIsNotSettled(t *testing.T) {
 	w := &volume.Wanted{Scrub: &volume.Scrub{}, Layout: block.Layout{Stripes: 2, Copies: 2, Chunk: block.DefaultChunk}}
-	k := &kernelKeeper{kernel: &kernel{sysDir: t.TempDir()}, memory: newMemory(volume.Granted(w, nil), time.Now()), changes: map[int]*change{}}
+	k := &kernelKeeper{agent: &Agent{}, kernel: &kernel{sysDir: t.TempDir()}, memory: newMemory(volume.Granted(w, nil), time.Now()), changes: map[int]*change{}}
 	look := func() []bool {
 		k.publishComparable(w, &seen{Seen: volume.Seen{Device: volume.DeviceSeen{Exists: true}, Columns: make([]volume.ColumnSeen, 2)}, columns: make([]columnSeen, 2)})
 		return k.compares.Load().settled

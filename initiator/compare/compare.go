@@ -75,16 +75,17 @@ type Config struct {
 type Comparison struct {
 	cfg Config
 
-	mu       sync.Mutex
-	rate     block.Size
-	at       volume.ScrubPosition // everything before it is compared and told
-	compared block.Size
-	alone    block.Size
+	mu    sync.Mutex
+	rate  block.Size
+	at    volume.ScrubPosition // everything before it is compared and told
+	size  int64                // of each column, as far as is known
+	sizes map[int]int64        // of the columns before it when they were compared to their ends
+	alone block.Size
 }
 
 // New makes a comparison, which begins with Run.
 func New(cfg Config) *Comparison {
-	return &Comparison{cfg: cfg, rate: cfg.Rate, at: cfg.From, compared: block.Size(cfg.LegSize())*block.Size(cfg.From.Column) + cfg.From.Off}
+	return &Comparison{cfg: cfg, rate: cfg.Rate, at: cfg.From, size: cfg.LegSize(), sizes: map[int]int64{}}
 }
 
 // SetRate changes Config.Rate.
@@ -106,7 +107,11 @@ func (c *Comparison) Position() volume.ScrubPosition {
 func (c *Comparison) Progress() (done, total, alone block.Size) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.compared, block.Size(c.cfg.LegSize()) * block.Size(c.cfg.Columns), c.alone
+	done, total, alone = block.Size(c.size)*block.Size(c.at.Column)+c.at.Off, block.Size(c.size)*block.Size(c.cfg.Columns), c.alone
+	for _, size := range c.sizes { // a column that has grown since
+		alone += block.Size(max(0, c.size-size))
+	}
+	return min(done, total), total, alone
 }
 
 // Run compares until everything was compared, or ctx ends.
@@ -131,7 +136,10 @@ func (c *Comparison) Run(ctx context.Context) error {
 				why = err.Error()
 				c.cfg.Waits(err)
 			}
-			if attempts++; attempts < mostAttempts || n == 0 {
+			if n > 0 {
+				attempts++
+			}
+			if attempts < mostAttempts {
 				sleep(ctx, noAnswer)
 				continue
 			}
@@ -155,7 +163,9 @@ func (c *Comparison) next() (at volume.ScrubPosition, n int64, err error) {
 	if size <= 0 {
 		return c.at, 0, errNoSize
 	}
+	c.size = size
 	for c.at.Column < c.cfg.Columns-1 && int64(c.at.Off) >= size {
+		c.sizes[c.at.Column] = size
 		c.at = volume.ScrubPosition{Column: c.at.Column + 1}
 	}
 	return c.at, max(0, min(piece-int64(c.at.Off)%piece, size-int64(c.at.Off))), nil
@@ -166,7 +176,6 @@ func (c *Comparison) done(at volume.ScrubPosition, n, alone int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.at = volume.ScrubPosition{Column: at.Column, Off: at.Off + block.Size(n)}
-	c.compared += block.Size(n)
 	c.alone += block.Size(alone)
 }
 

@@ -358,3 +358,36 @@ func TestAPieceThatIsNeverReadIsLeft(t *testing.T) {
 		w.is(t, c, piece)
 	})
 }
+
+// What a column that was compared to its end has got since is not compared, and that is said.
+func TestWhatGrowsBehindItIsNotCompared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(2)
+		cfg := Config{Columns: 2}
+		w.after = func(int) { // of column 0, near its end
+			w.after = nil
+			time.AfterFunc(6*time.Millisecond, func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.size = 2 * legSize
+			})
+		}
+		cfg.From.Off = legSize - 4096
+		c := w.compared(t, cfg)
+		w.is(t, c, legSize)
+	})
+}
+
+func TestItBeginsInAColumnWhoseSizeIsNotKnownYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(2)
+		w.size = 0
+		time.AfterFunc(time.Hour/2, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.size = legSize
+		})
+		c := w.compared(t, Config{Columns: 2, From: volume.ScrubPosition{Column: 1, Off: 1 << 20}})
+		w.is(t, c, 0)
+	})
+}

@@ -96,7 +96,7 @@ func (p *planner) scrub() {
 	switch {
 	case have != nil && have.Running && !same:
 		p.do(StopScrub{})
-	case want != nil && !(same && (have.Running || have.Done)) && p.s.Device.Exists && !p.s.Held:
+	case want != nil && !(same && (have.Running || have.Done)) && p.s.Device.Exists && !p.s.Device.Failed && !p.s.Held:
 		p.do(StartScrub{*want})
 	}
 }

@@ -14,12 +14,14 @@ func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
 		have   *ScrubSeen
 		device bool
 		held   bool
+		failed bool
 		order  string
 		shown  bool
 	}{
 		"none is wanted":             {device: true},
 		"wanted":                     {want: wanted, device: true, order: "scrub s1"},
 		"before there is a device":   {want: wanted},
+		"while it fails":             {want: wanted, device: true, failed: true},
 		"while I/O is held":          {want: wanted, device: true, held: true},
 		"running":                    {want: wanted, have: &ScrubSeen{ID: "s1", Running: true}, device: true, shown: true},
 		"done":                       {want: wanted, have: &ScrubSeen{ID: "s1", Done: true}, device: true, shown: true},
@@ -33,7 +35,7 @@ func TestAScrubIsStartedOnceAndStopped(t *testing.T) {
 		"it asks, all is recorded":   {want: &Scrub{ID: "s1", Run: "r", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, order: "let scrub repair", shown: true},
 		"another run is recorded":    {want: &Scrub{ID: "s1", Run: "q", Recorded: 2}, have: &ScrubSeen{ID: "s1", Run: "r", Running: true, Asks: true, Found: 2}, device: true, shown: true},
 	} {
-		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device}, Held: c.held}}
+		p := &planner{w: &Wanted{Scrub: c.want}, s: &Seen{Scrub: c.have, Device: DeviceSeen{Exists: c.device, Failed: c.failed}, Held: c.held}}
 		p.scrub()
 		var got []string
 		for _, o := range p.orders {
