@@ -170,12 +170,8 @@ func enter(now time.Time, processors int) bool {
 
 // disturbed ends all looking for a while. A program that always runs loses its processor to
 // others for a whole time slice of each, milliseconds. One that sleeps in between is woken
-// ahead of them. With real-time priority it loses the processor to no program: what took the time
-// is the machine itself, such as the host of a virtual one.
+// ahead of them.
 func disturbed(now time.Time) {
-	if realTime() {
-		return
-	}
 	at, pause := int64(now.Sub(epoch)), crowd.pause.Load()
 	if at < crowd.until.Load() {
 		return
