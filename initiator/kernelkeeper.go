@@ -61,7 +61,7 @@ type kernelKeeper struct {
 	lists    listing
 	scrub    *keeper.Scrub // the last one; nil: none
 
-	compares atomic.Pointer[comparable] // what the scrub reads
+	compares atomic.Pointer[toCompare] // never nil
 
 	counted atomic.Pointer[counted] // nil: no device
 }

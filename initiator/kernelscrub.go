@@ -25,15 +25,16 @@ var errNoRepair = errors.New("a host on the kernel's data path compares copies a
 
 var errNotAttached = errors.New("the leg is not attached as its column has it")
 
-// comparable is what a scrub may compare, by the last look.
-type comparable struct {
+// toCompare has the copies that a scrub may compare, as the last look found them.
+type toCompare struct {
 	columns [][]compare.Copy // the copies in sync
 	settled []bool           // by column: no leg in use has failed, and the tables stay as they are
 	legSize int64            // 0: not known
 	rest    func() bool      // whether no write of users is under way
 }
 
-var nothingToCompare = &comparable{rest: func() bool { return false }}
+// nothingToCompare holds for a scrub that has ended, and before the first look.
+var nothingToCompare = &toCompare{rest: func() bool { return false }}
 
 // applyScrub starts or stops a scrub, or tells it what has changed.
 func (k *kernelKeeper) applyScrub(ctx context.Context, w *volume.Wanted, o volume.Order) error {
@@ -76,7 +77,7 @@ func (k *kernelKeeper) copiesToCompare(column int) (all []compare.Copy, settled 
 // a write that one copy has not got is held until then.
 func (k *kernelKeeper) unsettle(column int) {
 	was := k.compares.Load()
-	if was == nil || column >= len(was.settled) {
+	if column >= len(was.settled) {
 		return
 	}
 	now := *was
@@ -95,7 +96,7 @@ func (k *kernelKeeper) publishComparable(w *volume.Wanted, s *seen) {
 		return
 	}
 	number, counts := k.top.Number, k.kernel.countsIO(k.top.Number, k.agent.cfg.Kernel)
-	all := &comparable{legSize: int64(w.Layout.LegSize(s.Device.Size)), rest: func() bool { return counts && k.kernel.rests(number) }}
+	all := &toCompare{legSize: int64(w.Layout.LegSize(s.Device.Size)), rest: func() bool { return counts && k.kernel.rests(number) }}
 	for i, c := range s.Columns {
 		all.legSize = min(all.legSize, int64(c.Size)) // 0 for one that cannot be interpreted now
 		var copies []compare.Copy

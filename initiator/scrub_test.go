@@ -111,7 +111,7 @@ func TestTheKernelPathSaysThatItRepairsNothing(t *testing.T) {
 	})
 }
 
-// A leg that falls silent is given up; what is left of the scrub has no second copy to compare.
+// A host gives up a leg that falls silent. From then on the scrub has one copy, and nothing to compare it with.
 func TestAScrubGoesOnWithoutALegThatIsLost(t *testing.T) {
 	in(t, 1, 2, func(w *world) {
 		w.inflight(0)

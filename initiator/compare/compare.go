@@ -206,7 +206,7 @@ type pieceOf struct {
 	reads  time.Duration // how long it has read
 }
 
-// reading is what copies held at some time, or that they could not be read, unit by unit.
+// A reading has the data of each copy as it was read once. bad marks the units that could not be read.
 type reading struct {
 	copies []Copy
 	data   [][]byte
@@ -363,7 +363,7 @@ func (p *pieceOf) readParts(c Copy, data []byte) error {
 	return errors.Join(errs...)
 }
 
-// at is what a copy held in a unit; nil: it could not be read.
+// at returns the data of one copy in the unit at off, or nil if that could not be read.
 func (r reading) at(copy int, off int64) []byte {
 	if r.bad[copy][off/unit] {
 		return nil

@@ -57,9 +57,8 @@ type aioQueue struct {
 
 const (
 	aioDepth = 128 // of a queue
-	// aioQueues is the most queues of a file: some drives have more queues than that, but each costs a
-	// thread that waits, and half of the kernel's contexts on a machine with a hundred drives
-	// (fs.aio-max-nr allows 65536 IOs).
+	// aioQueues is the most queues of a file. Some drives have more, but the kernel allows 65536 IOs in all
+	// contexts of a machine (fs.aio-max-nr), and a hundred drives with four queues each ask for 51200.
 	aioQueues = 4
 	// aioBounce is the largest IO accepted from unaligned memory; a slot holds a buffer of that
 	// size.
