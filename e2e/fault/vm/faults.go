@@ -45,8 +45,8 @@ func (l *life) any() fault {
 	managers := l.rand.Perm(len(l.Managers))
 	first, second := l.Managers[managers[0]], l.Managers[managers[1]]
 	all := []func() fault{
-		func() fault { return l.powerCut(target) },
-		func() fault { return l.powerCut(target) }, // twice as likely as others
+		func() fault { return l.targetPowerCut(target) },
+		func() fault { return l.targetPowerCut(target) }, // twice as likely as others
 		func() fault { return l.powerCut(first) },
 		func() fault { return l.powerCut(l.Leader()) },
 		func() fault { return l.clientPowerCut() },
@@ -81,6 +81,16 @@ func (l *life) powerCut(m *vm.Machine) fault {
 		begin: func(context.Context) error { m.Kill(); return nil },
 		end:   func(context.Context) error { l.Up(m); return nil },
 	}
+}
+
+// targetPowerCut is one of a target. If its drives have volatile caches, no other leg may be lost meanwhile: the kernel
+// does not say what was flushed, so the volume's device would have to fail.
+func (l *life) targetPowerCut(target *vm.Machine) fault {
+	f := l.powerCut(target)
+	if l.caches {
+		f.machines = append(slices.Clone(l.Targets), l.holder)
+	}
+	return f
 }
 
 // clientPowerCut is one of the client that has the volume. The volume goes to the other one.

@@ -41,6 +41,7 @@ type life struct {
 	*testbed.Bed
 	rand   *rand.Rand
 	thin   bool
+	caches bool        // drives have volatile caches
 	holder *vm.Machine // the client with the volume
 	device string
 	writer *testbed.Writer
@@ -51,7 +52,7 @@ type life struct {
 }
 
 // live runs the life. It fails t if a promise is broken. In every second life, targets and clients have two
-// networks. Half of the volumes are thin.
+// networks. Half of the volumes are thin, and in a quarter of the lives drives have volatile caches.
 func (l *life) live(t vm.TB) {
 	l.rand = rand.New(rand.NewPCG(l.seed, 0))
 	l.acks, l.next = testbed.Acks{}, 1
@@ -59,6 +60,10 @@ func (l *life) live(t vm.TB) {
 	l.thin = l.rand.IntN(2) == 0
 	if l.kind != "" {
 		l.thin = l.kind == "thin"
+	}
+	if o.Caches = l.rand.IntN(4) == 0; o.Caches {
+		l.caches = true
+		l.say("drives have volatile caches")
 	}
 	// A kernel that loses its legs or its drive says so.
 	l.Bed = testbed.Start(t, o, vm.AllowKernel(`I/O error|hung_task|blocked for more than`))
@@ -210,7 +215,7 @@ func (l *life) check() { l.Verify(l.holder, l.device, span, l.acks) }
 // healthy waits until the volume has all of its copies.
 func (l *life) healthy(after []string) {
 	patience := healsIn
-	if l.thin {
+	if l.thin || l.caches { // a leg whose drive lost its cache is copied whole
 		patience = thinHealsIn
 	}
 	deadline := time.Now().Add(patience)
