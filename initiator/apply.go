@@ -90,7 +90,8 @@ func (k *kernelKeeper) touch(w *volume.Wanted, s *seen, o volume.Order) error {
 	top := k.top
 	switch o := o.(type) {
 	case volume.MakeLog:
-		return k.kernel.makeLog(k.volume, o.Column)
+		_, err := k.kernel.makeLog(s.columns[o.Column].log.file)
+		return err
 	case volume.MakeDevice:
 		if err := k.flushEqualized(w, s); err != nil {
 			return err
@@ -103,7 +104,9 @@ func (k *kernelKeeper) touch(w *volume.Wanted, s *seen, o volume.Order) error {
 		}
 		return k.kernel.expose(k.volume, w.Name, d.Number)
 	case volume.ResumeIO:
-		return k.kernel.dm.Resume(top.Name, dm.UdevNormal)
+		err := k.kernel.dm.Resume(top.Name, dm.UdevNormal)
+		k.drains.CompareAndSwap(true, err != nil)
+		return err
 	case volume.Flush:
 		return k.kernel.flush(top.Number)
 	case volume.HideDevice:
@@ -400,6 +403,7 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 			return err
 		}
 	}
+	k.drains.Store(false) // it is held for this, too
 	if k.suspends || s.Held {
 		return volume.ErrLater
 	}
@@ -599,28 +603,40 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 	if err := k.readyToBuild(ctx, s, o); err != nil {
 		return err
 	}
-	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry)
+	begin, steps, slots, err := k.planColumn(ctx, w, s, o)
 	if err != nil {
 		return err
 	}
+	logs := begin.logs(s.columns[o.Column].logs)
 	c, mem := &change{}, k.memory
 	k.changes[o.Column] = c
 	k.lists.column(o.Column).changes()
 	if o.Retry {
 		mem.Retried[o.Column] = s.Now
 	}
-	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, c) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, logs, steps, c) }, func(err error) error {
 		delete(k.changes, o.Column)
 		if err != nil || k.memory != mem {
 			return err
 		}
-		for copy, slot := range slots {
-			mem.Slots[slotKey(o.Column, copy)] = slot
-		}
+		k.memory.set(o.Column, slots, begin, block.Size(c.dirty.Load())*s.columns[o.Column].Region)
 		mem.Gone, mem.Clean = false, false
 		k.ReleasedColumn(o.Column)
 		return k.kernel.note(k.volume, mem)
 	})
+}
+
+// planColumn returns the steps of a change, the column's copies afterwards, and how a copy begins with it.
+func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) (*copyBegin, []mirror.Step, []slot, error) {
+	begin := k.beginCopy(ctx, w, s, o)
+	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry, begin)
+	switch {
+	case err != nil:
+		return nil, nil, nil, err
+	case begin != nil && begin.waits && len(steps) == 0 && k.memory.has(o.Column, slots):
+		return nil, nil, nil, volume.ErrLater
+	}
+	return begin, steps, slots, k.forgetSlot(o.Column, begin)
 }
 
 // unblock helps a change of a column that waits in the kernel for writes that an inner mirror
@@ -638,7 +654,7 @@ func (k *kernelKeeper) unblock(ctx context.Context, w *volume.Wanted, s *seen, o
 	case len(steps) == 0 || at == nil || *at == steps[0].DM.Device.Name:
 		return volume.ErrLater
 	}
-	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, steps, &change{}) }, func(err error) error {
+	return k.await(ctx, what, keeper.Patience, func() error { return k.changeColumn(o.Column, s.columns[o.Column].logs, steps, &change{}) }, func(err error) error {
 		return cmp.Or(err, volume.ErrLater)
 	})
 }
@@ -647,10 +663,12 @@ func (k *kernelKeeper) unblock(ctx context.Context, w *volume.Wanted, s *seen, o
 type change struct {
 	over atomic.Bool            // it ends after its present step
 	at   atomic.Pointer[string] // the device of that step; nil for a log
+	// dirty is how many regions the log has dirty to which something was added.
+	dirty atomic.Uint64
 }
 
 // changeColumn stops between two steps when the change is over.
-func (k *kernelKeeper) changeColumn(column int, steps []mirror.Step, c *change) error {
+func (k *kernelKeeper) changeColumn(column int, logs logs, steps []mirror.Step, c *change) error {
 	for _, step := range steps {
 		if c.over.Load() {
 			return volume.ErrLater
@@ -661,10 +679,18 @@ func (k *kernelKeeper) changeColumn(column int, steps []mirror.Step, c *change) 
 		}
 		var err error
 		switch {
+		case step.Log != nil && step.Log.Device == logs.spare.device:
+			err = k.kernel.writeLog(logs.spare.file, step.Log.Image)
 		case step.Log != nil:
-			err = k.kernel.writeLog(k.volume, column, step.Log.Image)
+			err = k.kernel.writeLog(logs.log.file, step.Log.Image)
 		case step.LogTo > 0:
-			err = k.kernel.dm.DoWith(*step.DM, func() error { return k.kernel.growLog(k.volume, column, step.LogTo) })
+			err = k.kernel.dm.DoWith(*step.DM, func() error { return k.kernel.growLog(logs.file(step.DM.Device.Table), step.LogTo) })
+		case step.Lacked != nil:
+			err = k.kernel.dm.DoWith(*step.DM, func() error {
+				dirty, err := k.kernel.mergeLog(logs.spare.file, logs.log.file, *step.Lacked)
+				c.dirty.Store(dirty)
+				return err
+			})
 		default:
 			err = k.kernel.dm.Do(*step.DM)
 		}
@@ -711,8 +737,10 @@ func topOf(w *volume.Wanted) dm.Device {
 // epoch was given up outlives the keeper and the agent; the notes of another epoch replace it.
 func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 	for i := range k.columns {
-		if err := k.kernel.dropLog(k.volume, i); err != nil {
-			return err
+		for _, file := range k.kernel.logFiles(k.volume, i) {
+			if err := k.kernel.dropLog(file); err != nil {
+				return err
+			}
 		}
 	}
 	was, now := k.memory, newMemory(k.memory.Ended(w, clean), time.Now())

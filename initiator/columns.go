@@ -20,19 +20,42 @@ import (
 // columnSeen is one column as it is in the kernel.
 type columnSeen struct {
 	mirror.Observed
-	name          string
-	devices       []dm.State // complete or not
-	failed        bool       // it fails all I/O
-	foreign       string     // why its tables cannot be interpreted
-	log           dm.Ref     // its log device, if there is one
+	name    string
+	devices []dm.State // complete or not
+	failed  bool       // it fails all I/O
+	foreign string     // why its tables cannot be interpreted
+	logs
 	health        map[dm.Ref]dm.Health
 	inSync, total uint64 // regions
 
 	at [block.MaxSlots]dm.Ref // by copy: its device in the tables; empty if none
 }
 
+// logs are the logs of a column: the one in use, or to be used, and the one that is written while
+// that is in use.
+type logs struct{ log, spare logDevice }
+
+// logDevice is a log in RAM.
+type logDevice struct {
+	device dm.Ref // empty: it is not there
+	file   string // under it
+}
+
+// file is what is under the log of a table.
+func (l logs) file(t dm.Table) string {
+	if m, ok := t[0].Target.(dm.Mirror); ok && m.Log.Device == l.spare.device {
+		return l.spare.file
+	}
+	return l.log.file
+}
+
 func (c columnSeen) copying() bool {
 	return (c.Kind == mirror.ShapeEqualizing || c.Kind == mirror.ShapeRebuilding) && c.inSync < c.total
+}
+
+// ill reports whether a leg in sync has an error.
+func (c columnSeen) ill() bool {
+	return slices.ContainsFunc(c.Sources, func(d dm.Ref) bool { return c.health[d] != 0 && c.health[d] != dm.Alive })
 }
 
 func (c columnSeen) has(d dm.Ref) bool {
@@ -47,7 +70,8 @@ func (c columnSeen) tracks(copy int) bool {
 func (c columnSeen) left() block.Size { return block.Size(c.total-c.inSync) * c.Region }
 
 // slot is one copy of a column as the tables last had it. A slot whose leg has left the tables
-// shows which leg the column's log covers.
+// shows which leg the column's log covers. A leg that lacks more than the log has, since that has
+// begun clean, has none.
 type slot struct {
 	Leg    block.LegID `json:"leg"`
 	Device dm.Ref      `json:"device"`
@@ -55,11 +79,19 @@ type slot struct {
 	NSID   uint32      `json:"nsid"`
 	UUID   block.UUID  `json:"uuid"`
 	Dirty  block.Size  `json:"dirty,omitempty"` // bytes to copy when its rebuild began
+	Whole  uint64      `json:"whole,omitempty"` // as in volume.CopySeen
+	What   string      `json:"what,omitempty"`  // what its rebuild copies, for people
 }
 
 // superseded reports whether the manager has since replaced the identity of the slot's leg.
 func (s slot) superseded(l *volume.Link) bool {
 	return l != nil && s.Leg == l.Leg && !s.UUID.IsZero() && s.UUID != l.UUID
+}
+
+// same reports whether two slots have the same leg in the same way.
+func (s slot) same(o slot) bool {
+	o.Dirty, o.Whole, o.What = s.Dirty, s.Whole, s.What
+	return s == o
 }
 
 const slotFormat = "%d.%d"
@@ -85,7 +117,7 @@ func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
 	for i := range s.columns {
 		c := &s.columns[i]
 		seen := volume.ColumnSeen{
-			Exists: len(c.devices) > 0, Built: c.Kind != mirror.ShapeNothing, Failed: c.failed, Foreign: c.foreign, Log: c.log != "",
+			Exists: len(c.devices) > 0, Built: c.Kind != mirror.ShapeNothing, Failed: c.failed, Foreign: c.foreign, Log: c.log.device != "",
 			Size: c.Size, Sources: len(c.Sources),
 			Equalizing: c.Kind == mirror.ShapeEqualizing, Left: c.left(),
 		}
@@ -100,7 +132,7 @@ func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
 		known := func(d dm.Ref) bool { return d == "" || slices.Contains(c.at[:], d) }
 		seen.Unknown = !known(c.Back) || slices.ContainsFunc(c.Sources, func(d dm.Ref) bool { return !known(d) })
 		seen.Differs = func(want volume.Column) (bool, error) {
-			steps, slots, err := k.stepsTo(w, s, i, want, false)
+			steps, slots, err := k.stepsTo(w, s, i, want, false, nil)
 			return len(steps) > 0 || !k.memory.has(i, slots), err
 		}
 		s.Columns = append(s.Columns, seen)
@@ -123,7 +155,7 @@ func (k *kernelKeeper) describeCopy(s *seen, column, copy int) volume.CopySeen {
 	c, slot, l := &s.columns[column], k.memory.slot(column, copy), k.link(column, copy)
 	// The kernel does not tell what is still in flight, or what a cache held: assume the worst.
 	seen := volume.CopySeen{
-		Leg: slot.Leg, Subsystem: slot.NQN, Tracked: c.tracks(copy), Dirty: slot.Dirty,
+		Leg: slot.Leg, Subsystem: slot.NQN, Tracked: c.tracks(copy), Dirty: slot.Dirty, Whole: slot.Whole, What: slot.What,
 		Busy: true, Unflushed: true, Reborn: c.Kind != mirror.ShapeNothing && k.reborn(s, l, c),
 	}
 	leg, device, nqn := slot.Leg, slot.Device, slot.NQN
@@ -181,10 +213,11 @@ func (k *kernelKeeper) reborn(s *seen, l *volume.Link, c *columnSeen) bool {
 }
 
 // stepsTo returns the table changes that bring a column to what is wanted, and its copies
-// afterwards. With retry the column stays as it is, and the errors of its legs are cleared.
-func (k *kernelKeeper) stepsTo(w *volume.Wanted, s *seen, column int, want volume.Column, retry bool) ([]mirror.Step, []slot, error) {
+// afterwards. With retry the column stays as it is, and the errors of its legs are cleared. begin is how a copy begins.
+func (k *kernelKeeper) stepsTo(w *volume.Wanted, s *seen, column int, want volume.Column, retry bool, begin *copyBegin) ([]mirror.Step, []slot, error) {
 	c := s.columns[column]
 	t, slots := k.columnOf(w, s, column, want)
+	begin.apply(&t, slots)
 	if retry {
 		return mirror.Refresh(c.devices, t), slots, nil
 	}
@@ -194,7 +227,7 @@ func (k *kernelKeeper) stepsTo(w *volume.Wanted, s *seen, column int, want volum
 
 // columnOf returns a wanted column for the tables, and what to remember of its copies.
 func (k *kernelKeeper) columnOf(w *volume.Wanted, s *seen, column int, want volume.Column) (mirror.Column, []slot) {
-	t := mirror.NewColumn(w.Volume, column, w.Layout, w.Size, s.columns[column].log)
+	t := mirror.NewColumn(w.Volume, column, w.Layout, w.Size, s.columns[column].log.device)
 	t.Size, t.Equalize, t.ReadOnly, t.First, t.Full = want.Size, want.Equalize, w.ReadOnly, want.First, want.Full
 	t.Equal = t.Equalize && k.madeEqual(column)
 	var slots []slot
@@ -229,8 +262,22 @@ func (k *kernelKeeper) legFor(s *seen, column, copy int, want volume.Copy) (mirr
 	now := slot{Leg: l.Leg, Device: device, NQN: l.NQN, NSID: l.NSID, UUID: l.UUID}
 	if want.State == volume.Rebuilding {
 		now.Dirty = want.Dirty
+		if was.Leg == l.Leg {
+			now.Whole, now.What = was.Whole, was.What
+		}
 	}
 	return leg, now
+}
+
+// set remembers the copies of a column that was changed. If a leg has joined with what it lacked, copied is how much is
+// copied to it.
+func (m *memory) set(column int, slots []slot, begin *copyBegin, copied block.Size) {
+	for copy, slot := range slots {
+		if begin != nil && begin.copy == copy && begin.lacked != nil {
+			slot.Dirty = copied
+		}
+		m.Slots[slotKey(column, copy)] = slot
+	}
 }
 
 // has reports whether the slots of a column are remembered. They are not if an agent stopped
@@ -238,9 +285,7 @@ func (k *kernelKeeper) legFor(s *seen, column, copy int, want volume.Copy) (mirr
 // before.
 func (m *memory) has(column int, slots []slot) bool {
 	for copy, s := range slots {
-		was := m.slot(column, copy)
-		was.Dirty, s.Dirty = 0, 0
-		if was != s {
+		if !m.slot(column, copy).same(s) {
 			return false
 		}
 	}

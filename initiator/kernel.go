@@ -47,6 +47,7 @@ type host interface {
 	Flush(h fabrics.Head, limit time.Duration) error
 	MakeEqual(ctx context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error)
 	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error
+	Allocated(ctx context.Context, c fabrics.Controller, h fabrics.Head, off int64) (found []block.Range, next int64, err error)
 }
 
 // mapper is what the agent uses of dm.Client.
@@ -83,35 +84,37 @@ type kernel struct {
 	names sync.Map // block.DeviceNumber → the name in <dev>/weft that nameOf has found last
 }
 
-func (k *kernel) logFile(v block.VolumeID, column int) string {
-	return filepath.Join(k.runDir, fmt.Sprintf("%s-c%d.log", v, column))
+// logFiles are the files under the log of a column: the first one, and another one that is written while the first is in
+// use, and the other way round.
+func (k *kernel) logFiles(v block.VolumeID, column int) [2]string {
+	first := filepath.Join(k.runDir, fmt.Sprintf("%s-c%d.log", v, column))
+	return [2]string{first, first + "2"}
 }
 
 func (k *kernel) notesFile(v block.VolumeID) string {
 	return filepath.Join(k.runDir, v.String()+".json")
 }
 
-// makeLog makes the RAM disk of a column's log. An existing log is kept: if a table uses it,
-// it is the valid one.
-func (k *kernel) makeLog(v block.VolumeID, column int) error {
+// makeLog makes the RAM disk of a log. An existing one is kept: if a table uses it, it is the
+// valid one.
+func (k *kernel) makeLog(file string) (dm.Loop, error) {
 	if err := os.MkdirAll(k.runDir, 0o700); err != nil {
-		return fmt.Errorf("make log: %w", err)
+		return dm.Loop{}, fmt.Errorf("make log: %w", err)
 	}
-	f, err := os.OpenFile(k.logFile(v, column), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return fmt.Errorf("make log: %w", err)
+		return dm.Loop{}, fmt.Errorf("make log: %w", err)
 	}
 	if err := errors.Join(f.Truncate(int64(mirror.LogDeviceSize)), f.Close()); err != nil {
-		return fmt.Errorf("make log: %w", err)
+		return dm.Loop{}, fmt.Errorf("make log: %w", err)
 	}
-	_, err = k.loops.Attach(k.logFile(v, column))
-	return err
+	return k.loops.Attach(file)
 }
 
-// writeLog writes an image into the file under a column's log device. The file is neither
-// truncated nor replaced, because the loop device uses it.
-func (k *kernel) writeLog(v block.VolumeID, column int, image mirror.LogImage) error {
-	f, err := os.OpenFile(k.logFile(v, column), os.O_WRONLY, 0)
+// writeLog writes an image into the file under a log device. The file is neither truncated nor
+// replaced, because the loop device uses it.
+func (k *kernel) writeLog(file string, image mirror.LogImage) error {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
 		return fmt.Errorf("write log: %w", err)
 	}
@@ -122,25 +125,41 @@ func (k *kernel) writeLog(v block.VolumeID, column int, image mirror.LogImage) e
 	return nil
 }
 
-// growLog extends a column's log for a table that is not live yet. It leaves alone a file that
-// holds no log: the table treats all regions as dirty then.
-func (k *kernel) growLog(v block.VolumeID, column int, regions uint64) error {
-	b, err := os.ReadFile(k.logFile(v, column))
-	if err != nil {
-		return fmt.Errorf("grow log: %w", err)
-	}
-	image, err := mirror.ParseLog(b)
-	if errors.Is(err, mirror.ErrLog) {
+// growLog extends a log for a table that is not live yet. It leaves alone a file that holds no
+// log: the table treats all regions as dirty then.
+func (k *kernel) growLog(file string, regions uint64) error {
+	image, err := logIn(file)
+	switch {
+	case errors.Is(err, mirror.ErrLog):
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("grow log: %w", err)
 	}
-	return k.writeLog(v, column, image.Grow(regions))
+	return k.writeLog(file, image.Grow(regions))
 }
 
-func (k *kernel) dropLog(v block.VolumeID, column int) error {
-	file := k.logFile(v, column)
+// mergeLog writes what a log has, and what is lacked, as the log of a table that is not live yet. It
+// returns how many regions are dirty then.
+func (k *kernel) mergeLog(to, from string, lacked mirror.LogImage) (dirty uint64, err error) {
+	image, err := logIn(from)
+	if err == nil {
+		image, err = image.Merge(lacked)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("merge log: %w", err)
+	}
+	return image.CountDirty(), k.writeLog(to, image)
+}
+
+func logIn(file string) (mirror.LogImage, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return mirror.LogImage{}, err
+	}
+	return mirror.ParseLog(b)
+}
+
+func (k *kernel) dropLog(file string) error {
 	loop, ok, err := k.loops.Find(file)
 	if err == nil && ok {
 		err = k.loops.Detach(loop)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +60,9 @@ type kernelKeeper struct {
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
 	lists    listing
-	scrub    *keeper.Scrub // the last one; nil: none
+	draining sync.WaitGroup // suspends for checkpoints that have not returned
+	drains   atomic.Bool    // the device is suspended for one, and for nothing else
+	scrub    *keeper.Scrub  // the last one; nil: none
 
 	compares atomic.Pointer[toCompare] // never nil
 
@@ -99,6 +102,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 func (k *kernelKeeper) Run(ctx context.Context) {
 	defer k.lists.pool.Close()
 	k.Keeper.Run(ctx)
+	k.endDrain()
 }
 
 // remember reads the notes of an earlier agent.

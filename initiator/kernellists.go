@@ -39,7 +39,10 @@ import (
 // What this relies on, and who sees to it:
 //
 //   - The log in use is the file that is read, and its marks are those of all writes: the column is flat, a
-//     mirror of legs in sync with a log of its own (publish).
+//     mirror of legs in sync with a log of its own, or one of a leg in sync and another that is copied to (publish).
+//     To that one is told what it may lack; regions that are not copied yet are never clean.
+//   - Where a leg is copied to beside several in sync, these are a mirror of their own without a log. So I/O is held
+//     for each checkpoint, until nothing is under way, at most every holdEvery (hold).
 //   - No write waits outside of the log. While a table is changed, dm holds back writes that one leg may
 //     have had already, and they are marked again only when dm sends them again. So after a change I/O is
 //     held once, until nothing is under way (drain).
@@ -52,8 +55,13 @@ const (
 	logPause = 20 * time.Millisecond
 )
 
-// drainRetry is how long after a failure I/O is held again.
-const drainRetry = 10 * time.Second
+// drainRetry is how long after one time I/O is held again. holdEvery is how often it is held for checkpoints of a column
+// while a leg is copied to, and holdFor how long that is awaited.
+const (
+	drainRetry = 10 * time.Second
+	holdEvery  = 30 * time.Second
+	holdFor    = drainRetry + 2*time.Second // another column may have had it held a moment ago
+)
 
 // listing is what a keeper knows of the lists of writes to its columns.
 type listing struct {
@@ -62,6 +70,7 @@ type listing struct {
 	columns map[int]*listedColumn
 	drains  time.Time // not before that, I/O is held again
 	equal   map[int]*madeEqual
+	asked   map[int]*asking // by column: what was asked last
 }
 
 // listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
@@ -71,6 +80,9 @@ type listedColumn struct {
 	stay    uint64                    // grows with each change
 	drained bool                      // since the last change, nothing was under way at one time
 	drains  bool                      // it is to be drained, since a checkpoint waits for that
+	asked   uint64                    // the last request to hold I/O that the keeper knows of
+	asks    atomic.Uint64             // the last one
+	held    atomic.Uint64             // the last one after which nothing was under way
 	spoiled bool                      // a write may have been given up
 	last    columnNow                 // the last that was published
 }
@@ -79,7 +91,9 @@ type listedColumn struct {
 type columnNow struct {
 	members []checkpoint.Member
 	drained bool
+	several bool              // legs are in sync beside one that is copied to
 	legs    map[int]lists.Leg // by copy
+	since   map[int]uint64    // by copy: see checkpoint.Behind
 	device  block.DeviceNumber
 	log     string // the file
 	regions uint64
@@ -87,7 +101,7 @@ type columnNow struct {
 }
 
 func newListing(dial userspace.Dial, log *slog.Logger) listing {
-	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}}
+	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}, asked: map[int]*asking{}}
 }
 
 func (l *listing) column(i int) *listedColumn {
@@ -139,7 +153,8 @@ func (k *kernelKeeper) publish(ctx context.Context, w *volume.Wanted, s *seen) {
 	drain := false
 	for i := range s.columns {
 		c := k.lists.column(i)
-		if (!s.Device.Exists || s.Held) && k.changes[i] == nil {
+		rests := (!s.Device.Exists || s.Held) && k.changes[i] == nil // seen after the keeper learnt of the requests so far
+		if rests {
 			c.drained, c.drains = true, false
 		}
 		now := k.columnNow(w, s, i, c)
@@ -147,12 +162,15 @@ func (k *kernelKeeper) publish(ctx context.Context, w *volume.Wanted, s *seen) {
 			c.now.Store(nil)
 			continue
 		}
-		drain = drain || c.drains && !c.drained
+		drain = drain || c.drains && (!c.drained || now.several)
 		if c.now.Load() == nil || !now.same(&c.last) {
 			c.stay++
 			now.mark(c.stay)
 			c.last = *now
 			c.now.Store(now)
+		}
+		if rests {
+			c.held.Store(c.asked)
 		}
 		if c.running.CompareAndSwap(false, true) {
 			go k.takeCheckpoints(ctx, c, i)
@@ -166,7 +184,7 @@ func (k *kernelKeeper) publish(ctx context.Context, w *volume.Wanted, s *seen) {
 // same reports whether nothing has changed, except that mark was called for one of the two.
 func (n *columnNow) same(o *columnNow) bool {
 	return n.drained == o.drained && n.device == o.device && n.regions == o.regions &&
-		slices.EqualFunc(n.members, o.members, func(a, b checkpoint.Member) bool { return a.Copy == b.Copy })
+		slices.EqualFunc(n.members, o.members, func(a, b checkpoint.Member) bool { return a.Copy == b.Copy && a.Copying == b.Copying })
 }
 
 // mark gives the members of a column a stay, so that those before and after a change are told apart.
@@ -176,14 +194,15 @@ func (n *columnNow) mark(stay uint64) {
 	}
 }
 
-// listable reports whether checkpoints of a column may be taken: it is a mirror of legs in sync alone,
-// which marks writes in its own log, under a device in use.
+// listable reports whether checkpoints of a column may be taken: it is a mirror of legs in sync alone, or of them and
+// one that is copied to, which marks writes in its own log, under a device in use.
 func (k *kernelKeeper) listable(w *volume.Wanted, s *seen, column int) bool {
 	if w == nil || w.ReadOnly || w.Detach || !k.memory.Of(w) || !s.Device.Exists || s.Device.Failed || k.changes[column] != nil {
 		return false
 	}
 	c := &s.columns[column]
-	return c.Kind == mirror.ShapeFlat && len(c.Sources) > 1 && c.Log != "" && c.Log == c.log
+	mirrors := c.Kind == mirror.ShapeFlat && len(c.Sources) > 1 || c.Kind == mirror.ShapeRebuilding && len(c.Sources) > 0
+	return mirrors && c.Log != "" && c.Log == c.log.device
 }
 
 // well reports whether no leg of a column has an error, and none of its writes can have been given up.
@@ -195,6 +214,9 @@ func (c *listedColumn) well(seen *columnSeen) bool {
 		}
 	}
 	c.spoiled = c.spoiled || ill == len(seen.Sources)
+	if seen.Kind == mirror.ShapeRebuilding && seen.health[seen.Back] != dm.Alive {
+		ill++
+	}
 	return ill == 0 && !c.spoiled
 }
 
@@ -204,7 +226,7 @@ func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *
 	if !k.listable(w, s, column) || !listed.well(c) {
 		return nil
 	}
-	now := &columnNow{drained: listed.drained, legs: map[int]lists.Leg{}, log: k.kernel.logFile(k.volume, column), region: c.Region}
+	now := &columnNow{drained: listed.drained, legs: map[int]lists.Leg{}, since: map[int]uint64{}, log: c.log.file, region: c.Region}
 	now.regions = (mirror.Column{Size: c.Size, Region: c.Region}).Regions()
 	for _, d := range c.devices {
 		if d.Name == c.name {
@@ -213,13 +235,19 @@ func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *
 	}
 	for copy, d := range c.at {
 		l := k.link(column, copy)
-		if d == "" || l == nil || l.Rebuilding || !slices.Contains(c.Sources, d) {
-			continue
+		if copying := c.Kind == mirror.ShapeRebuilding && c.Copy == copy && d == c.Back; c.has(d) && l != nil && l.Rebuilding == copying {
+			now.members = append(now.members, checkpoint.Member{Copy: copy, Copying: copying})
+			now.legs[copy], now.since[copy] = k.listsOfLeg(l), k.memory.slot(column, copy).Whole
 		}
-		now.members = append(now.members, checkpoint.Member{Copy: copy})
-		now.legs[copy] = k.listsOfLeg(l)
 	}
-	if len(now.members) != len(c.Sources) {
+	legs := len(c.Sources)
+	if c.Kind == mirror.ShapeRebuilding {
+		if now.several = legs > 1; now.several { // I/O is held each time
+			now.drained = true
+		}
+		legs++
+	}
+	if len(now.members) != legs {
 		return nil
 	}
 	return now
@@ -232,8 +260,11 @@ func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
 	}
 	k.suspends, k.lists.drains = true, s.Now.Add(drainRetry)
 	name := k.top.Name
+	k.draining.Add(1)
 	go func() {
+		defer k.draining.Done()
 		err := k.kernel.dm.Suspend(name, true, true)
+		k.drains.Store(err == nil)
 		k.Tell(func() {
 			k.suspends = false
 			if err != nil && ctx.Err() == nil {
@@ -243,13 +274,32 @@ func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
 	}()
 }
 
+// endDrain resumes I/O that is held only for a checkpoint, when the keeper ends: nobody else would before another agent
+// begins. A suspend that does not return is taken back by the kernel with the process.
+func (k *kernelKeeper) endDrain() {
+	ended := make(chan struct{})
+	go func() { k.draining.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(callTimeout):
+	}
+	if !k.drains.Load() {
+		return
+	}
+	if err := k.kernel.dm.Resume(k.top.Name, dm.UdevNormal); err != nil {
+		k.log.Warn("I/O is held until the next agent begins", "err", err)
+	}
+}
+
 // takeCheckpoints takes checkpoints of a column as long as they may be taken.
 func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, column int) {
 	pace := &lists.Pace{Log: k.log.With("column", column)}
-	t := &taker{kernel: k.kernel, column: c, drain: func() {
-		k.Tell(func() { c.drains = true })
+	t := &taker{kernel: k.kernel, column: c, drain: func(n uint64) {
+		k.Tell(func() { c.drains, c.asked = true, max(c.asked, n) })
 		k.Poke()
 	}}
+	t.rest = func() { k.Tell(func() { c.drains = false }) }
+	t.heldAt = time.Now() // the column has just changed
 	for {
 		now := c.now.Load()
 		if now == nil || ctx.Err() != nil {
@@ -270,9 +320,11 @@ func (k *kernelKeeper) takeCheckpoints(ctx context.Context, c *listedColumn, col
 type taker struct {
 	kernel *kernel
 	column *listedColumn
-	drain  func() // asks for it
+	drain  func(n uint64) // asks for it, with the number of the request
+	rest   func()         // asks for it no more
 
 	now       *columnNow
+	heldAt    time.Time // when I/O was to be held last
 	unsettled []checkpoint.Range
 }
 
@@ -282,9 +334,28 @@ func (t *taker) look(ctx context.Context, now *columnNow, pace *lists.Pace) time
 	if err != nil {
 		return lists.LookIdle // the device is going
 	}
+	if now.several && time.Since(t.heldAt) < holdEvery {
+		return lists.LookIdle
+	}
 	t.now = now
 	return pace.Look(ctx, lists.Moment{At: time.Now(), Written: written, Members: now.members}, t)
 }
+
+// hold has I/O held once, and waits until nothing is under way: all that was accepted before is then on the legs in sync.
+func (t *taker) hold(ctx context.Context) error {
+	t.heldAt = time.Now()
+	n := t.column.asks.Add(1)
+	t.drain(n)
+	ctx, cancel := context.WithTimeout(ctx, holdFor)
+	defer cancel()
+	if !poll(ctx, logPause, func() bool { return t.column.held.Load() >= n }) {
+		t.rest()
+		return errNotHeld
+	}
+	return nil
+}
+
+var errNotHeld = errors.New("I/O was not held in time")
 
 var errNotDrained = errors.New("writes may be held back since the column was changed; I/O is held to find out")
 
@@ -299,8 +370,13 @@ func (t *taker) Members() []checkpoint.Member {
 // Settle implements checkpoint.Column: it finds the regions that may not have everything yet.
 func (t *taker) Settle(ctx context.Context) error {
 	if !t.now.drained {
-		t.drain()
+		t.drain(0)
 		return errNotDrained
+	}
+	if t.now.several {
+		if err := t.hold(ctx); err != nil {
+			return err
+		}
 	}
 	var busy mirror.LogImage
 	for i := range logLooks {
@@ -330,6 +406,9 @@ func (t *taker) Settle(ctx context.Context) error {
 func (t *taker) Begin(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, lists.TargetTimeout)
 	defer cancel()
+	if m.Copying {
+		return t.now.legs[m.Copy].CheckpointBehind(ctx, false, uint64(token), nvmetcp.Behind{})
+	}
 	return t.now.legs[m.Copy].Checkpoint(ctx, false, uint64(token))
 }
 
@@ -337,10 +416,19 @@ func (t *taker) Begin(ctx context.Context, m checkpoint.Member, token checkpoint
 func (t *taker) Commit(ctx context.Context, m checkpoint.Member, token checkpoint.Token) error {
 	ctx, cancel := context.WithTimeout(ctx, lists.TargetTimeout)
 	defer cancel()
-	if len(t.unsettled) == 0 {
-		return t.now.legs[m.Copy].Checkpoint(ctx, true, uint64(token))
+	leg := t.now.legs[m.Copy]
+	switch {
+	case m.Copying:
+		return leg.CheckpointBehind(ctx, true, uint64(token), lists.Behind(t.now.since[m.Copy], t.unsettled))
+	case len(t.unsettled) == 0, t.alone():
+		return leg.Checkpoint(ctx, true, uint64(token))
 	}
-	return t.now.legs[m.Copy].CheckpointBehind(ctx, true, uint64(token), lists.Behind(0, t.unsettled))
+	return leg.CheckpointBehind(ctx, true, uint64(token), lists.Behind(0, t.unsettled))
+}
+
+// alone reports whether the legs in sync cannot differ: there is one, or nothing was under way.
+func (t *taker) alone() bool {
+	return slices.ContainsFunc(t.now.members, func(m checkpoint.Member) bool { return m.Copying })
 }
 
 // ownConnection is a leg whose target is asked on the kernel's own connection.
@@ -357,16 +445,11 @@ type nvmeHost interface {
 }
 
 func (o ownConnection) send(ctx context.Context, cmd nvmetcp.Command, data []byte) error {
-	all, err := o.kernel.Controllers(func(n block.NQN) bool { return n == o.nqn })
+	c, err := liveController(o.kernel, o.nqn)
 	if err != nil {
 		return err
 	}
-	for _, c := range all {
-		if c.State == fabrics.Live {
-			return o.kernel.Admin(ctx, c, cmd, data)
-		}
-	}
-	return fmt.Errorf("ask %s for its list of writes: not connected", o.nqn)
+	return o.kernel.Admin(ctx, c, cmd, data)
 }
 
 func (o ownConnection) Checkpoint(ctx context.Context, commit bool, token uint64) error {

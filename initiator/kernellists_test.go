@@ -4,6 +4,7 @@ package initiator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"weft.dev/weft/proto/nvmetcp"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/checkpoint"
+	"weft.dev/weft/raid/dm"
 	"weft.dev/weft/raid/dm/mirror"
 )
 
@@ -44,7 +46,11 @@ func (l *told) Checkpoint(_ context.Context, commit bool, _ uint64) error {
 }
 
 func (l *told) CheckpointBehind(_ context.Context, commit bool, _ uint64, behind nvmetcp.Behind) error {
-	l.commands = append(l.commands, fmt.Sprint("commit ", commit, " except ", behind.Ranges))
+	said := fmt.Sprint("commit ", commit, " except ", behind.Ranges)
+	if behind.Since > 0 {
+		said += fmt.Sprint(" since ", behind.Since)
+	}
+	l.commands = append(l.commands, said)
 	return l.err
 }
 
@@ -70,7 +76,7 @@ func newUsedColumn(t *testing.T) *usedColumn {
 	}
 	listed := &listedColumn{}
 	listed.now.Store(now)
-	c.taker = &taker{kernel: &kernel{}, column: listed, now: now, drain: func() { c.drains++ }}
+	c.taker = &taker{kernel: &kernel{}, column: listed, now: now, drain: func(uint64) { c.drains++ }, rest: func() {}}
 	c.dirty()
 	return c
 }
@@ -133,6 +139,31 @@ func TestACheckpointOfTheKernelsMirrorTellsWhatIsNotSettled(t *testing.T) {
 	})
 }
 
+// A leg that is copied to is told what it may lack: what is not copied yet, and what is under way. The only leg in sync
+// lacks nothing.
+func TestACheckpointTellsALegThatIsCopiedToWhatItLacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newUsedColumn(t)
+		c.now.members[1].Copying, c.now.since = true, map[int]uint64{1: 7}
+		c.dirty(3, 4, 90)
+		if _, err := checkpoint.Take(t.Context(), c.taker, 1); err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"begin", "commit"}; !slices.Equal(c.a.commands, want) {
+			t.Errorf("the leg in sync was told %q, want %q", c.a.commands, want)
+		}
+		if want := []string{"commit false except []", "commit true except [[3145728 5242880] [94371840 95420416]] since 7"}; !slices.Equal(c.b.commands, want) {
+			t.Errorf("the leg that is copied to was told %q, want %q", c.b.commands, want)
+		}
+
+		c.b.err = errors.New("no answer") // which does not keep the other one's list long
+		c.a.commands = nil
+		if _, err := checkpoint.Take(t.Context(), c.taker, 2); err != nil || !slices.Equal(c.a.commands, []string{"begin", "commit"}) {
+			t.Errorf("while the leg that is copied to does not answer: %v, and the leg in sync was told %q", err, c.a.commands)
+		}
+	})
+}
+
 func TestOnlyWhatIsSeenAfterTheCheckpointHasBegunCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newUsedColumn(t)
@@ -185,6 +216,7 @@ func TestAChangeEndsCheckpointsUntilNothingIsUnderWay(t *testing.T) {
 		"it was drained":        func(n *columnNow) { n.drained = false },
 		"it has another device": func(n *columnNow) { n.device.Minor++ },
 		"it has grown":          func(n *columnNow) { n.regions++ },
+		"a leg is copied to":    func(n *columnNow) { n.members[1].Copying = true },
 	} {
 		other := same
 		other.members = slices.Clone(same.members)
@@ -217,11 +249,13 @@ func (w *world) list(regions ...int) {
 
 // logOf is the log of the first column.
 func (w *world) logOf() mirror.LogImage {
-	b, err := os.ReadFile(filepath.Join(w.dir, "run", w.volume.String()+"-c0.log"))
-	if err != nil {
-		w.t.Fatal(err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	m, ok := w.find(mirror.ColumnName(w.volume, 0)).Table[0].Target.(dm.Mirror)
+	if !ok {
+		w.t.Fatal("the column has no log")
 	}
-	image, err := mirror.ParseLog(b)
+	image, err := w.getLog(m.Log.Device)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -289,11 +323,16 @@ func TestWhatWasWrittenIsCounted(t *testing.T) {
 // After a change of the tables dm may hold writes back that no log marks, so I/O is held once, until
 // nothing is under way, before the next checkpoint. While a leg is missing there are no checkpoints.
 func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
-	commits := 0 // guarded by the world's mutex
+	commits := 0 // guarded by the world's mutex, as all that the targets are told
+	behind := map[string]bool{}
 	first := func(w *world) {
-		w.listed = func(_ string, cmd nvmetcp.Command, _ []byte) error {
+		w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
+			if cmd.Opcode() == nvmetcp.AdminGetLogPage {
+				return nvmetcp.InvalidField
+			}
 			if k := nvmetcp.ParseCheckpoint(&cmd); k.Commit {
 				commits++
+				behind[node] = len(data) > 0
 			}
 			return nil
 		}
@@ -325,11 +364,23 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 		if n, h := committed(), holds(); n < 4 || h != 0 {
 			t.Errorf("in half a minute %d commits were sent and I/O was held %d times, want one to each leg every 10 s and no hold", n, h)
 		}
-		w.beginRebuild(1)
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1)
 		committed()
+		holds()
 		time.Sleep(30 * time.Second)
 		if n, h := committed(), holds(); n != 0 || h != 0 {
-			t.Errorf("while a leg is rebuilt %d commits were sent and I/O was held %d times, want neither", n, h)
+			t.Errorf("while a leg is missing %d commits were sent and I/O was held %d times, want neither", n, h)
+		}
+		w.answer("t1")
+		w.mu.Lock()
+		w.equal = false
+		w.mu.Unlock()
+		w.comesBack(0, 1, 1)
+		time.Sleep(30 * time.Second)
+		if n, h := committed(), holds(); n < 4 || h != 1 || behind["t0"] || !behind["t1"] {
+			t.Errorf("while a leg is rebuilt %d commits were sent, %v to legs that lack something, and I/O was held %d times, want one hold, and one to each leg every 10 s", n, behind, h)
 		}
 		w.finishResync()
 		time.Sleep(20 * time.Second)
@@ -338,4 +389,136 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 		}
 		w.until(serving)
 	})
+}
+
+// Beside several legs in sync, a leg is copied to below a mirror that has no log of its own: I/O is held for each
+// checkpoint.
+func TestForCheckpointsBesideSeveralLegsInSyncIOIsHeld(t *testing.T) {
+	commits := 0 // guarded by the world's mutex
+	from(t, 1, 3, func(w *world) {
+		w.listed = func(_ string, cmd nvmetcp.Command, _ []byte) error {
+			if cmd.Opcode() == nvmetcp.AdminGetLogPage {
+				return nvmetcp.InvalidField
+			}
+			if nvmetcp.ParseCheckpoint(&cmd).Commit {
+				commits++
+			}
+			return nil
+		}
+	}, func(w *world) {
+		dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.fallSilent("t2")
+		time.Sleep(4 * time.Second)
+		w.write(0, 1)
+		w.answer("t2")
+		w.mu.Lock()
+		w.equal = false
+		w.mu.Unlock()
+		w.comesBack(0, 2, 1)
+		time.Sleep(3 * time.Second)
+		w.took()
+		w.mu.Lock()
+		commits = 0
+		w.mu.Unlock()
+		time.Sleep(100 * time.Second)
+		held := 0
+		for _, did := range w.took() {
+			if did == "suspend top" {
+				held++
+			}
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.find(mirror.ColumnName(w.volume, 0)+"-back2") == nil || commits < 6 || commits > 12 || held < commits/3 || held > 5 {
+			t.Errorf("in 100 s %d commits were sent to three legs, and I/O was held %d times, want one hold for each checkpoint, every 30 s", commits, held)
+		}
+	})
+}
+
+func TestACheckpointBesideSeveralLegsInSyncWaitsForTheHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newUsedColumn(t)
+		copied := &told{}
+		c.now.members = append(c.now.members, checkpoint.Member{Copy: 2, Copying: true})
+		c.now.legs[2], c.now.several = copied, true
+		c.dirty(3)
+		c.refused("I/O is not held")
+		c.taker.drain = func(n uint64) {
+			c.column.held.Store(n - 1) // that was before
+			time.AfterFunc(time.Second, func() { c.column.held.Store(n) })
+		}
+		c.expect("begin", "commit")
+		if want := "commit true except [[3145728 4194304]]"; len(copied.commands) == 0 || copied.commands[len(copied.commands)-1] != want {
+			t.Errorf("the leg that is copied to was told %q, want %q at last", copied.commands, want)
+		}
+	})
+}
+
+func TestOfAColumnWithAnErrorNoCheckpointIsTaken(t *testing.T) {
+	c := columnSeen{health: map[dm.Ref]dm.Health{"8:0": dm.Alive, "8:1": dm.Alive}}
+	c.Kind, c.Sources, c.Back = mirror.ShapeRebuilding, []dm.Ref{"8:0"}, "8:1"
+	if !new(listedColumn).well(&c) {
+		t.Error("a column without errors is not well")
+	}
+	c.health["8:1"] = dm.WriteError
+	if l := new(listedColumn); l.well(&c) || l.spoiled {
+		t.Error("a column is well although the leg that is copied to has an error, or it counts for ever")
+	}
+	c.health["8:0"], c.health["8:1"] = dm.WriteError, dm.Alive
+	l := new(listedColumn)
+	if l.well(&c) {
+		t.Error("a column is well whose only leg in sync has an error")
+	}
+	if c.health["8:0"] = dm.Alive; l.well(&c) {
+		t.Error("a write that was given up on the only leg in sync is forgotten")
+	}
+}
+
+// An agent that ends in order leaves no I/O held, whenever it ends.
+func TestAnAgentThatEndsHoldsNoIOForACheckpoint(t *testing.T) {
+	for after := range 8 {
+		from(t, 1, 2, func(w *world) {
+			w.listed = func(_ string, cmd nvmetcp.Command, _ []byte) error {
+				if cmd.Opcode() == nvmetcp.AdminGetLogPage {
+					return nvmetcp.InvalidField
+				}
+				return nil
+			}
+		}, func(w *world) {
+			dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			held := make(chan struct{})
+			w.mu.Lock()
+			w.suspended = func() { close(held) }
+			w.mu.Unlock()
+			w.fallSilent("t1")
+			time.Sleep(4 * time.Second)
+			w.write(0, 1)
+			w.answer("t1")
+			w.mu.Lock()
+			w.equal = false
+			w.mu.Unlock()
+			w.comesBack(0, 1, 1)
+			<-held
+			time.Sleep(time.Duration(after) * 50 * time.Millisecond)
+			w.stop()
+			time.Sleep(time.Second)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if w.find(mirror.TopName(w.volume)).Suspended {
+				t.Errorf("%d ms after a suspend for a checkpoint the agent ended, and the device is suspended", after*50)
+			}
+		})
+	}
 }

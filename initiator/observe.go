@@ -278,13 +278,11 @@ func (k *kernelKeeper) observeColumn(i int, devices []dm.State) (columnSeen, err
 			of = d
 		}
 	}
-	loop, ok, err := k.kernel.loops.Find(k.kernel.logFile(k.volume, i))
+	logs, err := k.logsOf(i)
 	if err != nil {
 		return c, err
 	}
-	if ok {
-		c.log = dm.RefTo(loop.Number)
-	}
+	c.logs = logs
 	if c.failed = fails(of.Table); c.failed {
 		return c, nil
 	}
@@ -292,7 +290,26 @@ func (k *kernelKeeper) observeColumn(i int, devices []dm.State) (columnSeen, err
 		c.foreign = err.Error()
 		return c, nil
 	}
+	if c.Log != "" && c.Log == c.spare.device {
+		c.log, c.spare = c.spare, c.log
+	}
 	return c, k.observeHealth(&c)
+}
+
+// logsOf finds the logs of a column.
+func (k *kernelKeeper) logsOf(column int) (l logs, err error) {
+	files := k.kernel.logFiles(k.volume, column)
+	for n, of := range []*logDevice{&l.log, &l.spare} {
+		of.file = files[n]
+		loop, ok, err := k.kernel.loops.Find(of.file)
+		if err != nil {
+			return l, err
+		}
+		if ok {
+			of.device = dm.RefTo(loop.Number)
+		}
+	}
+	return l, nil
 }
 
 // observeHealth reads the errors that the mirrors of a column report for their legs. The mirror

@@ -50,42 +50,44 @@ type world struct {
 	size   block.Size
 	boot   string
 
-	mu      sync.Mutex
-	history []string // the calls to the kernel and to the manager, in order
-	next    int      // number of the next controller or head
-	silent  map[string]chan struct{}
-	off     map[string]bool // machines that accept no connections
-	down    map[string]bool
-	ctrl    []fabrics.Controller
-	heads   []fakeHead
-	devices []dm.State
-	health  map[dm.Ref]dm.Health
-	open    int
-	equal   bool // every resync completes at once
-	loops   []dm.Loop
-	wait    chan struct{} // closed and replaced at each dm event
-	stuck   bool          // suspends wait for silent legs
-	retries bool          // commands are repeated as often as can be
-	looks   int           // calls of Controllers
+	mu        sync.Mutex
+	history   []string // the calls to the kernel and to the manager, in order
+	next      int      // number of the next controller or head
+	silent    map[string]chan struct{}
+	off       map[string]bool // machines that accept no connections
+	down      map[string]bool
+	ctrl      []fabrics.Controller
+	heads     []fakeHead
+	devices   []dm.State
+	health    map[dm.Ref]dm.Health
+	open      int
+	equal     bool // every resync completes at once
+	loops     []dm.Loop
+	wait      chan struct{} // closed and replaced at each dm event
+	stuck     bool          // suspends wait for silent legs
+	suspended func()        // called once, when the top device begins to be suspended, which takes a moment then
+	retries   bool          // commands are repeated as often as can be
+	looks     int           // calls of Controllers
 
 	epoch      uint64
 	wanted     *pb.InitiatorWanted
 	reports    []*pb.InitiatorReport
 	streams    []*stream
-	managers   bool                       // the manager answers
-	recordless bool                       // but records nothing
-	deaf       bool                       // and does not even answer
-	strict     bool                       // and refuses reports to another cluster
-	hang       map[string]chan struct{}   // by device: its reload hangs in the kernel until this is closed
-	firmly     map[string]chan struct{}   // by node: the same for a disconnect
-	stuckLegs  map[uint32]chan struct{}   // by namespace: reads of it hang until this is closed
-	transports []pb.Transport             // of the portals of each target; TCP if empty
-	rails      bool                       // each target has a portal on another network, too
-	cut        map[string]bool            // addresses at which the network is cut
-	scans      time.Duration              // how long the kernel takes to find the namespaces of a second controller
-	bytes      map[string]map[int64]byte  // by node: what its legs hold that is not zero
-	perHost    bool                       // targets end a host's older controller when it connects again
-	beside     func(node string) net.Conn // to the agents beside the targets; nil: they do not listen
+	managers   bool                                                          // the manager answers
+	recordless bool                                                          // but records nothing
+	deaf       bool                                                          // and does not even answer
+	strict     bool                                                          // and refuses reports to another cluster
+	hang       map[string]chan struct{}                                      // by device: its reload hangs in the kernel until this is closed
+	firmly     map[string]chan struct{}                                      // by node: the same for a disconnect
+	stuckLegs  map[uint32]chan struct{}                                      // by namespace: reads of it hang until this is closed
+	transports []pb.Transport                                                // of the portals of each target; TCP if empty
+	rails      bool                                                          // each target has a portal on another network, too
+	cut        map[string]bool                                               // addresses at which the network is cut
+	scans      time.Duration                                                 // how long the kernel takes to find the namespaces of a second controller
+	bytes      map[string]map[int64]byte                                     // by node: what its legs hold that is not zero
+	data       func(ctx context.Context, node string) ([]block.Range, error) // where a node's legs have data; nil: they do not know
+	perHost    bool                                                          // targets end a host's older controller when it connects again
+	beside     func(node string) net.Conn                                    // to the agents beside the targets; nil: they do not listen
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
 	grown      map[string]bool          // nodes whose namespaces fit twice the size
@@ -223,15 +225,22 @@ func (w *world) changeLocked(f func(*pb.InitiatorWanted)) {
 
 // comesBack makes the manager list a stale leg as rebuilding.
 func (w *world) comesBack(column, copy int, revision uint64) {
-	w.change(func(all *pb.InitiatorWanted) {
-		a := all.Attachments[0]
-		a.Legs = append(a.Legs, &pb.WantedLink{
-			LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy), Revision: revision,
-			State: pb.LegState_LEG_STATE_REBUILDING, Node: node(copy), Nqn: string(w.nqn(node(copy))),
-			Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), revision).String(),
-			Portals: w.portals(copy),
-		})
-	})
+	w.wants(w.back(column, copy, revision))
+}
+
+// back is a stale leg that has come back.
+func (w *world) back(column, copy int, revision uint64) *pb.WantedLink {
+	return &pb.WantedLink{
+		LegId: legID(column, copy).String(), Column: uint32(column), Copy: uint32(copy), Revision: revision,
+		State: pb.LegState_LEG_STATE_REBUILDING, Node: node(copy), Nqn: string(w.nqn(node(copy))),
+		Nsid: uint32(1 + column*4 + copy), Uuid: block.NamespaceUUID(legID(column, copy), block.Epoch(w.epoch), revision).String(),
+		Portals: w.portals(copy),
+	}
+}
+
+// wants makes the manager list one more leg.
+func (w *world) wants(l *pb.WantedLink) {
+	w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Legs = append(all.Attachments[0].Legs, l) })
 }
 
 // reborn makes all targets lose power, and makes the manager keep one copy of each column in
@@ -593,6 +602,18 @@ func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Comma
 	return w.listed(w.nodeAt(c.Address.Traddr), cmd, data)
 }
 
+// Allocated says where a leg has data.
+func (w *world) Allocated(ctx context.Context, c fabrics.Controller, h fabrics.Head, _ int64) ([]block.Range, int64, error) {
+	w.mu.Lock()
+	data := w.data
+	w.mu.Unlock()
+	if data == nil {
+		return nil, 0, nvmetcp.InvalidOpcode | nvmetcp.DNR
+	}
+	found, err := data(ctx, w.nodeAt(c.Address.Traddr))
+	return found, int64(h.Size), err
+}
+
 // Read reads zeroes, and what a test has put into a node's legs.
 func (w *world) Read(h fabrics.Head, p []byte, off int64, _ time.Duration) error {
 	w.mu.Lock()
@@ -938,6 +959,13 @@ func (w *world) Load(name string, t dm.Table) error {
 func (w *world) Suspend(name string, noflush, skip bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if begun := w.suspended; begun != nil && short(name) == "top" {
+		w.suspended = nil
+		begun()
+		w.mu.Unlock()
+		time.Sleep(100 * time.Millisecond)
+		w.mu.Lock()
+	}
 	d := w.find(name)
 	if d == nil { // it was removed while the agent asked
 		return unix.ENXIO
@@ -1244,7 +1272,7 @@ func (w *world) empty() {
 	defer w.mu.Unlock()
 	links, _ := filepath.Glob(filepath.Join(w.dir, "dev/weft/*"))
 	links = slices.DeleteFunc(links, func(l string) bool { return strings.HasSuffix(l, ".lock") })
-	logs, _ := filepath.Glob(filepath.Join(w.dir, "run/*.log"))
+	logs, _ := filepath.Glob(filepath.Join(w.dir, "run/*.log*"))
 	if len(w.devices)+len(w.ctrl)+len(w.heads)+len(w.loops)+len(links)+len(logs) > 0 {
 		w.t.Errorf("left behind: devices %v, controllers %v, loops %v, names %v, logs %v", w.devices, w.ctrl, w.loops, links, logs)
 	}

@@ -5,6 +5,8 @@ package fabrics
 import (
 	"context"
 	"fmt"
+	"math"
+	"math/bits"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
 )
 
@@ -53,4 +56,33 @@ func admin(fd int, cmd nvmetcp.Command, data []byte) error {
 		return fmt.Errorf("send an admin command: %w", errno)
 	}
 	return nvmetcp.Status(status).Err()
+}
+
+// rangesPiece is the most bytes of one answer about ranges: room for 4095 of them.
+const rangesPiece = 64 << 10
+
+// Allocated asks through a controller which ranges of a head may hold data, from off on, in order. What it does not name
+// before next reads as zeroes at some moment during the call; next is where the rest begins, the head's size if there
+// is none. One call is about 65535 blocks at most, since a target may have to look at each for some time. The error of
+// a target that does not know the command is an nvmetcp.Status.
+func (t *Tree) Allocated(ctx context.Context, c Controller, h Head, off int64) (found []block.Range, next int64, err error) {
+	size, err := t.number("block/" + h.Name + "/queue/logical_block_size")
+	if err != nil {
+		return nil, off, err
+	}
+	shift := uint8(bits.TrailingZeros64(size))
+	end := min(int64(h.Size), off+math.MaxUint16<<shift)
+	ask := nvmetcp.GetLBAStatus{NSID: h.NSID, Action: nvmetcp.LBAAllocated, Start: uint64(off) >> shift, Blocks: uint16((end - off) >> shift), Length: rangesPiece}
+	data := make([]byte, rangesPiece)
+	if err := t.Admin(ctx, c, ask.Command(), data); err != nil {
+		return nil, off, err
+	}
+	list, err := nvmetcp.ParseLBAStatusList(data)
+	if err == nil {
+		found, next, err = list.In(off, end, shift)
+	}
+	if err != nil {
+		return nil, off, fmt.Errorf("find the data of %s: %w", h.Name, err)
+	}
+	return found, next, nil
 }

@@ -72,6 +72,29 @@ func OfAll(ctx context.Context, legs []Leg) ([]checkpoint.List, error) {
 	return lists, failed
 }
 
+// CopiesOn says what is copied to a leg of which the targets' lists say what it lacks, for people.
+const CopiesOn = "what the host before had not copied yet, and what was written since"
+
+var errNotBelieved = errors.New("what it has is not to be trusted")
+
+// Lacks returns what a stale leg lacks, from its list and those of all legs in sync. believes reports whether what it has
+// can be relied on apart from that, if all of it was copied to since a revision. An error means that it may lack
+// everything.
+func Lacks(leg checkpoint.List, inSync []checkpoint.List, believes func(since uint64) bool) (*checkpoint.Behind, error) {
+	since := uint64(0)
+	if leg.Behind != nil {
+		since = leg.Behind.Since
+	}
+	if !believes(since) {
+		return nil, errNotBelieved
+	}
+	ranges, err := checkpoint.Lacks(leg, inSync)
+	if err != nil {
+		return nil, err
+	}
+	return &checkpoint.Behind{Since: since, Ranges: ranges}, nil
+}
+
 // Behind says for the protocol what a leg lacks.
 func Behind(since uint64, ranges []checkpoint.Range) nvmetcp.Behind {
 	b := nvmetcp.Behind{Since: since}

@@ -132,7 +132,10 @@ func (k *Keeper) add(ctx context.Context, w *volume.Wanted, l volume.Add) error 
 		if k.stack != st || k.devices[l.Leg] != d || !k.stillWanted(l.At) {
 			return volume.ErrLater
 		}
-		behind, err := lacks(list, before.lists, w.At(l.Column, l.Copy), err)
+		behind := (*checkpoint.Behind)(nil)
+		if err == nil {
+			behind, err = lists.Lacks(list, before.lists, w.At(l.Column, l.Copy).Believes)
+		}
 		if err != nil {
 			k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "column", l.Column, "why", err)
 		}
@@ -148,25 +151,6 @@ func (k *Keeper) stillWanted(l volume.At) bool {
 	}
 	link := w.At(l.Column, l.Copy)
 	return link != nil && link.Leg == l.Leg && link.Revision == l.Revision
-}
-
-// lacks says what a leg lacks of which its target has given the list, or failed to.
-func lacks(list checkpoint.List, inSync []checkpoint.List, l *volume.Link, err error) (*checkpoint.Behind, error) {
-	if err != nil {
-		return nil, err
-	}
-	since := uint64(0)
-	if list.Behind != nil {
-		since = list.Behind.Since
-	}
-	if l.CopyAll && (l.CopyAllSince == 0 || since < l.CopyAllSince) {
-		return nil, errors.New("what it has is not to be trusted")
-	}
-	ranges, err := checkpoint.Lacks(list, inSync)
-	if err != nil {
-		return nil, err
-	}
-	return &checkpoint.Behind{Since: since, Ranges: ranges}, nil
 }
 
 // addBehind starts the rebuild of a leg. lacks is what the targets know of what it lacks; nil:
@@ -190,7 +174,7 @@ func (k *Keeper) addBehind(w *volume.Wanted, l volume.Add, lacks *checkpoint.Beh
 	slot.dirty = v.Status().Legs[l.Column][l.Copy].Resync.Total
 	switch was := k.memory.slots[l.Place]; {
 	case lacks != nil:
-		slot.whole, slot.what = lacks.Since, "what the host before had not copied yet, and what was written since"
+		slot.whole, slot.what = lacks.Since, lists.CopiesOn
 	case l.Full || link.CopyAll && link.CacheLost:
 		slot.whole = l.Revision // what it lacks is known: all of it, or no more than the engine says
 	case was.leg == l.Leg:

@@ -154,8 +154,8 @@ func (c CopySeen) whole(l *Link) string {
 // only the rest, and what was written since, is missing.
 func (c CopySeen) continues(since uint64) bool { return c.Whole > 0 && since > 0 && c.Whole >= since }
 
-// copied says what the rebuild of a leg copies, for people. whole is why all of it is.
-func (l *Link) copied(whole string) string {
+// Copied says what the rebuild of a leg copies, for people. whole is why all of it is.
+func (l *Link) Copied(whole string) string {
 	switch {
 	case whole != "":
 		return "all of it, because " + whole

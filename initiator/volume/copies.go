@@ -41,7 +41,7 @@ func (p *planner) changeCopies(k int, want Column) (equal bool) {
 		case w.State != Absent:
 			l := p.link(at)
 			whole := c.Copies[copy].whole(l)
-			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: whole != "", What: l.copied(whole)})
+			p.do(Add{At: At{Place: at, Leg: l.Leg, Revision: l.Revision}, Full: whole != "", What: l.Copied(whole)})
 		}
 	}
 	if k == 0 && c.Equalizing && p.s.Whole != "" {

@@ -44,7 +44,7 @@ func TestALegIsCopiedByWhatItMayLack(t *testing.T) {
 		if (got == "") != (c.all == "") || !strings.Contains(got, c.all) {
 			t.Errorf("%s: all is copied because %q, want %q", name, got, c.all)
 		}
-		if what := c.link.copied(got); strings.HasPrefix(what, "all of it") != (got != "") || got == "" && strings.Contains(what, "cache") != c.link.CacheLost {
+		if what := c.link.Copied(got); strings.HasPrefix(what, "all of it") != (got != "") || got == "" && strings.Contains(what, "cache") != c.link.CacheLost {
 			t.Errorf("%s: copied is %q", name, what)
 		}
 	}

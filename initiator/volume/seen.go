@@ -284,6 +284,7 @@ type Copy struct {
 	// Anew: attach the leg's present device, instead of keeping the one in use.
 	Anew  bool
 	Dirty block.Size // Rebuilding: bytes to copy when it began
+	Whole string     // Rebuilding: why all of it is copied; empty: what it misses is tracked
 }
 
 // DeviceSeen is the block device.

@@ -78,7 +78,8 @@ func (p *planner) followOne(k int, want *Column) {
 		return
 	}
 	to, seen := &want.Copies[best], c.Copies[best]
-	want.Full = seen.whole(l) != ""
+	to.Whole = seen.whole(l)
+	want.Full = to.Whole != ""
 	switch {
 	case seen.inUse() && !to.Anew: // already in progress
 	case want.Full:

@@ -64,6 +64,12 @@ type Link struct {
 	Host block.Host
 }
 
+// Believes reports whether what a leg has can be relied on, apart from what it is known to lack since a revision at which
+// a copy of all of it began; 0: none is known to have begun.
+func (l *Link) Believes(since uint64) bool {
+	return !l.CopyAll || l.CopyAllSince > 0 && since >= l.CopyAllSince
+}
+
 // At returns the link of a copy of a column, nil if the manager lists none.
 func (w *Wanted) At(column, copy int) *Link {
 	for i := range w.Links {

@@ -3,6 +3,7 @@
 package nvmetcp
 
 import (
+	"errors"
 	"fmt"
 
 	"weft.dev/weft/proto/block"
@@ -110,6 +111,37 @@ func (l LBAStatusList) Append(b []byte) []byte {
 		p[13] = r.Status
 	}
 	return b
+}
+
+// In returns the ranges of an answer about [off, end), in bytes and in order, and where the rest begins, end if there
+// is none. A block has 1<<shift bytes. An answer that says nothing of what begins at off is an error.
+func (l LBAStatusList) In(off, end int64, shift uint8) (found []block.Range, next int64, err error) {
+	next = end
+	if l.Condition != LBAStatusAll {
+		if len(l.Ranges) == 0 {
+			return nil, off, errors.New("answer without a range that is not complete")
+		}
+		last := l.Ranges[len(l.Ranges)-1]
+		next = bytesOf(last.Start+uint64(last.Blocks), shift, end)
+	}
+	for _, r := range l.Ranges {
+		one := block.Range{Off: max(bytesOf(r.Start, shift, end), off), End: bytesOf(r.Start+uint64(r.Blocks), shift, end)}
+		if one.Off < one.End {
+			found = append(found, one)
+		}
+	}
+	if next <= off {
+		return nil, off, fmt.Errorf("answer about what is before byte %d", off)
+	}
+	return found, next, nil
+}
+
+// bytesOf is where a block begins, at most end.
+func bytesOf(lba uint64, shift uint8, end int64) int64 {
+	if lba > uint64(end)>>shift {
+		return end
+	}
+	return int64(lba << shift)
 }
 
 // ParseLBAStatusList is the inverse of Append. It refuses ranges that are empty or not in order.

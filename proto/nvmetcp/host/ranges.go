@@ -61,34 +61,13 @@ func (n *Namespace) ranges(ctx context.Context, cmd nvmetcp.Command, off, end in
 		return nil, off, err
 	}
 	list, err := nvmetcp.ParseLBAStatusList(data)
-	if err == nil && list.Condition != nvmetcp.LBAStatusAll && len(list.Ranges) == 0 {
-		err = fmt.Errorf("answer without a range that is not complete")
+	if err == nil {
+		found, next, err = list.In(off, end, a.shift)
 	}
 	if err != nil {
 		return nil, off, fmt.Errorf("%s, %v: %w", nvmetcp.CommandName(&cmd, true), n, err)
 	}
-	if next = end; list.Condition != nvmetcp.LBAStatusAll {
-		last := list.Ranges[len(list.Ranges)-1]
-		next = bytesOf(last.Start+uint64(last.Blocks), a.shift, end)
-	}
-	for _, r := range list.Ranges {
-		one := block.Range{Off: max(bytesOf(r.Start, a.shift, end), off), End: bytesOf(r.Start+uint64(r.Blocks), a.shift, end)}
-		if one.Off < one.End {
-			found = append(found, one)
-		}
-	}
-	if next <= off {
-		return nil, off, fmt.Errorf("%s, %v: answer about what is before byte %d", nvmetcp.CommandName(&cmd, true), n, off)
-	}
 	return found, next, nil
-}
-
-// bytesOf is where a block begins, at most end.
-func bytesOf(lba uint64, shift uint8, end int64) int64 {
-	if lba > uint64(end)>>shift {
-		return end
-	}
-	return int64(lba << shift)
 }
 
 // submitMap answers an OpMap. It does not wait for a connection: an error says that there is none.

@@ -69,6 +69,14 @@ type Column struct {
 	// Full: copy a rebuilding leg whole, because it may have lost more than the log knows
 	// (a volatile cache). It has no effect on a rebuild under way.
 	Full bool
+	// FromNow: a log that has to be begun for a tracked leg begins clean, and has only what the
+	// leg misses from now on. The caller remembers, before the first step, that it lacks more.
+	FromNow bool
+	// Lacked is what a rebuilding leg lacked before its log began so, if the caller has found
+	// that out since, while the column was tracked; otherwise nil. Log is then another device
+	// than the one in use, which gets what that has and Lacked. It has no effect on a rebuild
+	// under way, and where the column does not track the leg everything is copied.
+	Lacked *LogImage
 }
 
 // Check returns an error that names the first mistake in c.
@@ -85,6 +93,8 @@ func (c Column) Check() error {
 		return fmt.Errorf("column %s: size %d is not a positive multiple of %d", c.Name, c.Size, block.SectorSize)
 	case len(c.Legs) > 1 && c.Log == "":
 		return fmt.Errorf("column %s: no log device", c.Name)
+	case c.Lacked != nil && c.Full:
+		return fmt.Errorf("column %s: a leg to be copied whole, and only where it lacks something", c.Name)
 	}
 	return c.checkLog()
 }
@@ -132,7 +142,7 @@ func (l Leg) stale() bool { return l.State == Tracked || l.State == Rebuilding }
 
 func (c Column) checkLog() error {
 	if c.Regions() > maxRegions {
-		return fmt.Errorf("column %s: %d regions of %v; at most %d fit in the log", c.Name, c.Regions(), c.region(), maxRegions)
+		return fmt.Errorf("column %s: %d regions of %v; at most %d fit in the log", c.Name, c.Regions(), c.RegionSize(), maxRegions)
 	}
 	return nil
 }
@@ -144,9 +154,10 @@ func (o Observed) MayGrow(size block.Size) error {
 }
 
 // Regions returns the number of bits in the column's log.
-func (c Column) Regions() uint64 { return raid.Regions(c.Size, c.region()) }
+func (c Column) Regions() uint64 { return raid.Regions(c.Size, c.RegionSize()) }
 
-func (c Column) region() block.Size {
+// RegionSize returns the unit of tracking: Region, or what is used without one.
+func (c Column) RegionSize() block.Size {
 	if c.Region == 0 {
 		return raid.RegionSize(c.Size)
 	}
@@ -204,12 +215,12 @@ func (c Column) innerTarget(sources []dm.Ref) dm.Target {
 	case 1:
 		return dm.Linear{Device: sources[0]}
 	}
-	return dm.Mirror{Log: dm.Log{Region: c.region(), Sync: dm.NoSync}, Legs: legsOf(sources), HandleErrors: true}
+	return dm.Mirror{Log: dm.Log{Region: c.RegionSize(), Sync: dm.NoSync}, Legs: legsOf(sources), HandleErrors: true}
 }
 
 func (c Column) mirror(sync dm.Sync, keepLog bool, legs ...dm.Ref) dm.Mirror {
 	return dm.Mirror{
-		Log:          dm.Log{Device: c.Log, Region: c.region(), Sync: sync},
+		Log:          dm.Log{Device: c.Log, Region: c.RegionSize(), Sync: sync},
 		Legs:         legsOf(legs),
 		HandleErrors: true,
 		KeepLog:      keepLog,

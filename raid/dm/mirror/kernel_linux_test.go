@@ -32,14 +32,16 @@ const legSize = 16 * block.MiB
 // bench is a volume of one column, or of columns of one copy, whose legs can fail.
 type bench struct {
 	*testing.T
-	client  *dm.Client
-	volume  block.VolumeID
-	layout  block.Layout
-	size    block.Size
-	legs    []dm.Device // over disks
-	files   []string    // under them
-	log     dm.Loop
-	logFile string
+	client     *dm.Client
+	volume     block.VolumeID
+	layout     block.Layout
+	size       block.Size
+	legs       []dm.Device // over disks
+	files      []string    // under them
+	log        dm.Loop
+	logFile    string
+	second     dm.Loop // another log, of a test that needs it
+	secondFile string
 }
 
 func newBench(t *testing.T, l block.Layout, size block.Size) *bench {
@@ -162,6 +164,14 @@ func (b *bench) reach(c mirror.Column) {
 					return b.client.DoWith(*s.DM, func() error { b.writeLog(b.readLog().Grow(s.LogTo)); return nil })
 				}
 			}
+			if s.Lacked != nil {
+				do = func() error {
+					return b.client.DoWith(*s.DM, func() error {
+						b.writeTo(b.secondFile, must2(b.readLog().Merge(*s.Lacked)))
+						return nil
+					})
+				}
+			}
 			if err := do(); err != nil {
 				return err
 			}
@@ -181,8 +191,10 @@ func must2[T any](v T, err error) T {
 	return v
 }
 
-func (b *bench) writeLog(image mirror.LogImage) {
-	f, err := os.OpenFile(b.logFile, os.O_WRONLY, 0)
+func (b *bench) writeLog(image mirror.LogImage) { b.writeTo(b.logFile, image) }
+
+func (b *bench) writeTo(file string, image mirror.LogImage) {
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	b.must(err)
 	defer f.Close()
 	_, err = f.WriteAt(image.Bytes(), 0)
@@ -417,6 +429,41 @@ func TestThreeCopiesLoseTwoAndGetThemBack(t *testing.T) {
 	b.synced(column)
 	b.reach(b.column(0, ok, ok, ok))
 	b.wantIdentical()
+}
+
+// A log begins clean for a leg of which it knows nothing, and has what that leg misses from then on. What it lacked
+// before becomes a part of another log with the switch that adds it, and nothing else is copied.
+func TestALegJoinsWithWhatItLackedBefore(t *testing.T) {
+	b := newBench(t, mirrored, legSize)
+	const ok, gone, back, absent = mirror.InSync, mirror.Tracked, mirror.Rebuilding, mirror.Absent
+	b.reach(b.column(0, ok, absent))
+	b.expose()
+	b.write(0, 'a')
+	b.write(8*block.MiB, 'b') // which is not told
+
+	begun := b.column(0, ok, gone)
+	begun.FromNow = true
+	b.reach(begun)
+	b.write(block.MiB, 'c')
+	b.wantOn(block.MiB, "c.")
+
+	joined := b.column(0, ok, back)
+	lacked := mirror.CleanLog(joined.Regions())
+	lacked.Mark(0)
+	b.second, b.secondFile = b.loop("second", mirror.LogDeviceSize)
+	joined.Lacked, joined.Log = &lacked, dm.RefTo(b.second.Number)
+	sectors := b.sectorsWritten(1)
+	b.reach(joined)
+	b.synced(mirror.ColumnName(b.volume, 0))
+	if copied := block.Size(b.sectorsWritten(1)-sectors) * block.SectorSize; copied != 2*joined.RegionSize() {
+		t.Errorf("%v were copied, want two regions of %v", copied, joined.RegionSize())
+	}
+	b.wantOn(0, "aa")
+	b.wantOn(block.MiB, "cc")
+	b.wantOn(8*block.MiB, "b.")
+	b.reach(b.column(0, ok, ok))
+	b.write(2*block.MiB, 'd')
+	b.wantOn(2*block.MiB, "dd")
 }
 
 func TestLegsThatDifferAreEqualized(t *testing.T) {

@@ -20,6 +20,12 @@ type Step struct {
 	// after this change. Grow the image (LogImage.Grow) while the device is suspended
 	// (dm.Client.DoWith): before that, the live table still writes the log in its old size.
 	LogTo uint64
+	// Lacked, if it is not nil, has the regions that are to be dirty in the log of the new table
+	// beside those in the log of the old one, which is on another device. While the device is
+	// suspended (dm.Client.DoWith), read the old log, merge the two (LogImage.Merge) and write
+	// the new one. The new table must not become live without it. (To the old log, the kernel may
+	// still write then: kmirrord flushes what the last writes have marked beside the suspend.)
+	Lacked *LogImage
 }
 
 // LogWrite is an image to write to the start of the log device before the next step. If
@@ -33,6 +39,9 @@ func (s Step) String() string {
 	if s.Log != nil {
 		return fmt.Sprintf("write log %s: %d of %d regions dirty (%s)", s.Log.Device, s.Log.Image.CountDirty(), s.Log.Image.Regions(), s.Why)
 	}
+	if s.Lacked != nil {
+		return fmt.Sprintf("%v, with %d of %d regions dirty and what the log before has (%s)", s.DM, s.Lacked.CountDirty(), s.Lacked.Regions(), s.Why)
+	}
 	return fmt.Sprintf("%v (%s)", s.DM, s.Why)
 }
 
@@ -43,7 +52,8 @@ func (s Step) String() string {
 //
 // A log describes what one leg misses, so only one leg can be tracked or rebuilding. If
 // the log has not tracked that leg from the start, it is first rewritten with all regions
-// dirty. A leg called tracked then never misses more than the log says.
+// dirty. A leg called tracked then never misses more than the log says. The exception is
+// one whose log has begun clean (Column.FromNow): it misses what the caller finds out, too.
 //
 // These are the transitions. Each is one atomic switch of the column's device; the right
 // column says what comes before it.
@@ -56,8 +66,8 @@ func (s Step) String() string {
 //	                            a few more than the leg misses. If more than one leg stays,
 //	                            they first get an inner mirror, which becomes the one source
 //	                            of the log's mirror
-//	tracked       rebuilding    the log is kept; the switch that adds the second live leg
-//	                            also ends keep_log
+//	tracked       rebuilding    the log is kept, or with Column.Lacked becomes a part of another;
+//	                            the switch that adds the second live leg also ends keep_log
 //	rebuilding    tracked       the same in reverse: regions not yet copied stay dirty
 //	rebuilding    rebuilding    (another device number) through tracked, so that the mirror
 //	                            forgets the old device's errors
@@ -97,6 +107,9 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 	if err := want.checkLog(); err != nil {
 		return nil, err
 	}
+	if l := want.Lacked; l != nil && l.Regions() != before.Regions() {
+		return nil, fmt.Errorf("column %s: it has %d regions, and what a leg lacks is known in %d", want.Name, before.Regions(), l.Regions())
+	}
 	var steps []Step
 	for _, h := range before.route(got, mine) {
 		switch {
@@ -105,7 +118,9 @@ func Plan(devices []dm.State, want Column) ([]Step, error) {
 		case h.inner != nil:
 			mine = appendInner(&steps, mine, *h.inner, h.why)
 		default:
+			first := len(steps)
 			mine = appendSteps(&steps, mine, before.devices(h.to), h.why)
+			before.addLacked(steps[first:], h.lacked)
 		}
 	}
 	return want.grow(steps, mine, want.goal(got).Shape()), nil
@@ -145,6 +160,15 @@ func (c Column) grow(steps []Step, devices []dm.State, s Shape) []Step {
 		}
 	}
 	return steps
+}
+
+// addLacked has the step that makes a column's new table live add to its log.
+func (c Column) addLacked(steps []Step, lacked *LogImage) {
+	for i := range steps {
+		if d := steps[i].DM; d.Op == dm.OpReload && d.Device.Name == c.Name {
+			steps[i].Lacked = lacked
+		}
+	}
 }
 
 // keepsLog reports whether a table relies on the contents of its log device.
@@ -191,10 +215,11 @@ func (c Column) goal(got Observed) Column {
 // hop is one switch of the column's shape, one of its inner device alone, or one write of
 // its log.
 type hop struct {
-	why   string
-	to    Shape
-	inner *dm.Device
-	image *LogImage
+	why    string
+	to     Shape
+	lacked *LogImage // becomes a part of the log with the switch to a shape
+	inner  *dm.Device
+	image  *LogImage
 }
 
 func (c Column) route(got Observed, devices []dm.State) []hop {
@@ -271,6 +296,9 @@ func (r *router) freeLog(want Shape) {
 	if want.Kind == ShapeEqualizing && r.c.Equal && r.got.Kind == ShapeNothing {
 		image, why = CleanLog(r.c.Regions()), "the copies are equal already"
 	}
+	if want.Kind == ShapeTracked && r.c.FromNow {
+		image, why = CleanLog(r.c.Regions()), "what the leg misses from now on is logged"
+	}
 	r.hops = append(r.hops, hop{why: why, image: &image})
 }
 
@@ -287,13 +315,18 @@ func (r *router) trackedSinceLost(want Shape) bool {
 
 func (r *router) rebuild(want Shape) {
 	underWay := r.at.Kind == ShapeRebuilding && r.at.Copy == want.Copy && r.at.Back == want.Back
+	joins := r.c.Lacked != nil && r.at.Kind == ShapeTracked && r.at.Copy == want.Copy && r.got.Log != r.c.Log
+	why := fmt.Sprintf("copy the dirty regions to copy %d", want.Copy)
 	switch {
-	case r.got.Log != r.c.Log || !r.at.tracks(want.Copy) || r.c.Full && !underWay:
+	case joins:
+		r.hops = append(r.hops, hop{why: why, to: want, lacked: r.c.Lacked})
+		return
+	case r.got.Log != r.c.Log || !r.at.tracks(want.Copy) || (r.c.Full || r.c.Lacked != nil) && !underWay:
 		r.freeLog(want)
 	case r.at.Kind == ShapeRebuilding && !underWay:
 		r.to(Shape{Kind: ShapeTracked, Sources: want.Sources, Inner: want.Inner, Copy: want.Copy}, "the returning leg has another device")
 	}
-	r.to(want, fmt.Sprintf("copy the dirty regions to copy %d", want.Copy))
+	r.to(want, why)
 }
 
 // appendSteps appends the steps to the devices of one hop, and returns the devices as they

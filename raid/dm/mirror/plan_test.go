@@ -14,8 +14,8 @@ import (
 )
 
 // column is a column written as "A B" (in sync), "a" (absent), "a!" (tracked),
-// "a+" (rebuilding), with "=" for equalize and "*" for full; A is device 8:0,
-// A1 the same leg under the number 8:10.
+// "a+" (rebuilding), with "=" for equalize, "*" for full, "~" for a log from now on and "?" for
+// a leg that lacked two regions; A is device 8:0, A1 the same leg under the number 8:10.
 func column(text string) Column {
 	c := Column{Name: "c", UUID: "u", Size: 64 * block.MiB, Log: "7:0"}
 	for word := range strings.FieldsSeq(text) {
@@ -25,6 +25,15 @@ func column(text string) Column {
 			continue
 		case "*":
 			c.Full = true
+			continue
+		case "~":
+			c.FromNow = true
+			continue
+		case "?":
+			lacked := CleanLog(c.Regions())
+			lacked.Mark(3)
+			lacked.Mark(200)
+			c.Lacked, c.Log = &lacked, "7:1"
 			continue
 		}
 		l := Leg{State: Absent}
@@ -111,7 +120,7 @@ func transition(head string) string {
 
 var columns = []string{
 	"A", "A b", "a B", "A B", "B A", "A1 B", "A b!", "a! B", "A b+", "A b1+", "a+ B", "A B =", "A B C", "A B C =", "A B c", "A B c!", "A B c+",
-	"A b! C", "A b+ C", "a! B C", "a+ B C", "A b c!", "A b! c", "A b+ c", "A b c+", "A b c", "A B C1", "A B c1+", "A b+ c *",
+	"A b! C", "A b+ C", "a! B C", "a+ B C", "A b c!", "A b! c", "A b+ c", "A b c+", "A b c", "A B C1", "A B c1+", "A b+ c *", "A b! ~", "A b+ ?", "A b1+ ?", "A B c! ~", "A B c+ ?",
 }
 
 func TestObserveIsTheInverseOfDevices(t *testing.T) {
@@ -186,6 +195,11 @@ func keepRules(t *testing.T, at []dm.State, s Step) []dm.State {
 		}
 		return at
 	}
+	for _, d := range at {
+		if m, ok := d.Table[0].Target.(dm.Mirror); ok && s.Lacked != nil && m.Log.Device == s.DM.Device.Table[0].Target.(dm.Mirror).Log.Device {
+			t.Errorf("%v writes the log that %s uses", s, d.Name)
+		}
+	}
 	at = after(at, *s.DM)
 	for _, d := range at {
 		m, ok := d.Table[0].Target.(dm.Mirror)
@@ -206,6 +220,8 @@ func TestPlanRefusesWhatItCanNotMakeSafe(t *testing.T) {
 	c := column("A B")
 	small := c
 	small.Size /= 2
+	grown, whole := column("A b+ ?"), column("A b+ ? *")
+	grown.Lacked = new(CleanLog(2 * c.Regions()))
 	for name, test := range map[string]struct {
 		from, to Column
 	}{
@@ -220,6 +236,8 @@ func TestPlanRefusesWhatItCanNotMakeSafe(t *testing.T) {
 		"no size":                              {c, Column{Name: "c", Legs: c.Legs, Log: "7:0"}},
 		"no log":                               {c, Column{Name: "c", Size: c.Size, Legs: c.Legs}},
 		"a leg without a device":               {c, Column{Name: "c", Size: c.Size, Log: "7:0", Legs: []Leg{{State: InSync}}}},
+		"what a leg lacks of another size":     {column("A b!"), grown},
+		"a leg that lacks little, and is full": {column("A b!"), whole},
 		"a state that is none":                 {c, Column{Name: "c", Size: c.Size, Log: "7:0", Legs: []Leg{{Device: "8:0", State: "fine"}}}},
 	} {
 		if steps, err := Plan(built(test.from), test.to); err == nil {
@@ -234,6 +252,39 @@ func TestALogOnAnotherDeviceIsNotBelieved(t *testing.T) {
 	steps, err := Plan(built(column("A b!")), want)
 	if err != nil || !slices.ContainsFunc(steps, func(s Step) bool { return s.Log != nil && s.Log.Image.AllDirty() && s.Log.Device == "7:1" }) {
 		t.Errorf("Plan = %v, %v; want the new log written all dirty", steps, err)
+	}
+}
+
+// What a leg lacked before its log began becomes live with the leg, and not before: the switch from the
+// table that tracks it is the one step that has it.
+func TestWhatALegLackedIsAddedWithTheSwitchThatAddsTheLeg(t *testing.T) {
+	for from, added := range map[string]bool{"A b! ~": true, "A b!": true, "A b1+": false, "A b+": false, "A b": false, "A B": false, "A b! same log": false} {
+		want := column("A b+ ?")
+		if rest, same := strings.CutSuffix(from, "same log"); same {
+			from, want.Log = rest, column(rest).Log
+		}
+		steps, err := Plan(built(column(from)), want)
+		if err != nil {
+			t.Fatalf("%s: %v", from, err)
+		}
+		got := 0
+		for _, s := range steps {
+			if s.Lacked == nil {
+				continue
+			}
+			got++
+			m, ok := s.DM.Device.Table[0].Target.(dm.Mirror)
+			if !ok || s.DM.Op != dm.OpReload || s.DM.Device.Name != "c" || m.KeepLog || !s.Lacked.Equal(*want.Lacked) {
+				t.Errorf("%s: %v has what the leg lacked", from, s)
+			}
+		}
+		if got > 1 || (got == 1) != added {
+			t.Errorf("%s: %d steps have what the leg lacked, want one: %v; %v", from, got, added, steps)
+		}
+		all := slices.ContainsFunc(steps, func(s Step) bool { return s.Log != nil && s.Log.Image.AllDirty() })
+		if all == added {
+			t.Errorf("%s: everything is copied: %v, want %v; %v", from, all, !added, steps)
+		}
 	}
 }
 

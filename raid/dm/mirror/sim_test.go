@@ -57,7 +57,7 @@ type kernelSim struct {
 	rng     *rand.Rand
 	events  []event
 	ports   map[dm.Ref]*port
-	log     LogImage // the one log device
+	logs    map[dm.Ref]LogImage // the log devices
 	devices map[string]*simDevice
 
 	readFrom *disk // by the newest read
@@ -75,7 +75,7 @@ type simDevice struct {
 }
 
 func newKernelSim(rng *rand.Rand) *kernelSim {
-	return &kernelSim{rng: rng, ports: map[dm.Ref]*port{}, devices: map[string]*simDevice{}, log: CleanLog(0)}
+	return &kernelSim{rng: rng, ports: map[dm.Ref]*port{}, devices: map[string]*simDevice{}, logs: map[dm.Ref]LogImage{}}
 }
 
 func (k *kernelSim) later(ready func() bool, run func()) {
@@ -226,6 +226,7 @@ type simMirror struct {
 	first      int // the default leg
 	legFailure bool
 	inSync     bool
+	clean      [simRegions]bool // the log in core, which a flush writes as a whole
 }
 
 func newSimMirror(d *simDevice, t dm.Mirror) *simMirror {
@@ -243,13 +244,14 @@ func (m *simMirror) readLog() {
 	if m.t.Log.Device != "" {
 		switch m.t.Log.Sync {
 		case dm.NoSync:
-			m.d.k.log = CleanLog(simRegions)
+			m.d.k.logs[m.t.Log.Device] = CleanLog(simRegions)
 		case dm.ReSync:
-			m.d.k.log = DirtyLog(simRegions)
+			m.d.k.logs[m.t.Log.Device] = DirtyLog(simRegions)
 		}
 		for r := range m.sync {
-			m.sync[r] = !m.d.k.log.Dirty(uint64(r))
+			m.sync[r] = !m.d.k.logs[m.t.Log.Device].Dirty(uint64(r))
 		}
+		m.clean = m.sync
 	}
 	m.checkSynced()
 }
@@ -258,11 +260,22 @@ func (m *simMirror) setClean(r int, clean bool) {
 	if m.t.Log.Device == "" {
 		return
 	}
-	if clean {
-		m.d.k.log.clean[0] |= 1 << r
-	} else {
-		m.d.k.log.Mark(uint64(r))
+	m.clean[r] = clean
+	m.flush()
+}
+
+// flush is disk_flush.
+func (m *simMirror) flush() {
+	if m.t.Log.Device == "" {
+		return
 	}
+	image := CleanLog(simRegions)
+	for r, clean := range m.clean {
+		if !clean {
+			image.Mark(uint64(r))
+		}
+	}
+	m.d.k.logs[m.t.Log.Device] = image
 }
 
 // checkSynced is the end of do_recovery: once all regions are in sync, errors are forgotten.
@@ -344,6 +357,13 @@ func (m *simMirror) failures(b *bio) {
 	r := regionOf(b.block)
 	m.inSync = false
 	m.nosync[r], m.sync[r] = true, false
+	// core_set_region_sync touches the log, so kmirrord flushes it when it runs next: perhaps only once the device is
+	// suspended, since it is this write that the suspend waits for, but before the table is destroyed.
+	m.d.k.later(nil, func() {
+		if m.d.mirror == m {
+			m.flush()
+		}
+	})
 	switch {
 	case m.valid() < 0:
 		b.end(failed)

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package initiator
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft.dev/weft/initiator/fabrics"
+	"weft.dev/weft/initiator/lists"
+	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/checkpoint"
+	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
+)
+
+// This file finds out what a leg lacks where the log of its column does not know, so that the mirror need not
+// copy all of it:
+//
+//  1. Unless the column has a log already, that begins clean, and has what the leg misses from now on
+//     (mirror.Column.FromNow). The leg has no slot in the notes meanwhile, so nobody takes that for all that it lacks.
+//  2. The targets are asked what it lacked before: for their lists of writes (package raid/checkpoint), and for
+//     where a thin leg has data.
+//  3. The leg joins, with another log, which has the first one and their answer (mirror.Column.Lacked).
+//
+// What is asked after the log has begun cannot miss a write: one from before is on the legs in sync, and in their
+// lists, and a later one is in the log. The answer counts only for this log, until its tables change. Whatever is not
+// found out leads to a copy of everything.
+
+// askFor bounds how long targets are asked, and askForEach how much longer for each TiB. Until then the leg waits, and
+// users do not.
+const (
+	askFor     = 30 * time.Second
+	askForEach = 30 * time.Second
+)
+
+// copyBegin is how a copy to a leg begins.
+type copyBegin struct {
+	copy   int
+	waits  bool             // it does not begin yet; nothing else that the column needs waits for that
+	begun  bool             // the log has what the leg misses since some time
+	track  bool             // first, the log begins with what the leg misses from now on
+	lacked *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
+	log    dm.Ref           // with lacked: the log that gets both
+	whole  uint64           // as in volume.CopySeen
+	what   string           // what is copied, for people
+	was    slot
+}
+
+// apply changes a wanted column, and what is remembered of its copies, to what begins.
+func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
+	switch {
+	case b == nil:
+		return
+	case b.waits && b.begun:
+		t.Legs[b.copy].State, slots[b.copy] = mirror.Tracked, b.was
+		return
+	case b.waits:
+		t.Legs[b.copy], slots[b.copy] = mirror.Leg{}, slot{}
+		return
+	case b.track:
+		t.Legs[b.copy].State, t.FromNow, t.Full = mirror.Tracked, true, false
+		slots[b.copy] = slot{}
+		return
+	case b.lacked != nil:
+		t.Lacked, t.Log, t.Full = b.lacked, b.log, false
+	}
+	slots[b.copy].Whole, slots[b.copy].What = b.whole, b.what
+}
+
+// logs are those of a column with the log that gets both.
+func (b *copyBegin) logs(l logs) logs {
+	if b != nil && b.lacked != nil {
+		l.spare.device = b.log
+	}
+	return l
+}
+
+// joins is the copy to which a column is to be copied, and is not yet; nil if there is none.
+func (k *kernelKeeper) joins(s *seen, o volume.SetColumn) (copy int, l *volume.Link) {
+	copy = slices.IndexFunc(o.Want.Copies, func(c volume.Copy) bool { return c.State == volume.Rebuilding })
+	if copy < 0 || o.Retry {
+		return copy, nil
+	}
+	want, seen := o.Want.Copies[copy], s.Columns[o.Column].Copies[copy]
+	if l = k.link(o.Column, copy); l == nil || l.Leg != want.Leg || seen.State.InUse() && !want.Anew {
+		return copy, nil
+	}
+	return copy, l
+}
+
+// beginCopy says how the copy to a leg begins, nil if none does. It waits until it is known what the leg lacks, or that
+// this cannot be known.
+func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) *copyBegin {
+	copy, l := k.joins(s, o)
+	if l == nil {
+		return nil
+	}
+	want, seen := o.Want.Copies[copy], s.Columns[o.Column].Copies[copy]
+	b := &copyBegin{copy: copy, what: l.Copied(want.Whole), was: k.memory.slot(o.Column, copy)}
+	if !o.Want.Full { // the log has all that it misses
+		b.whole = seen.Whole
+		return b
+	}
+	b.whole = l.Revision
+	c := &s.columns[o.Column]
+	b.begun = c.Kind == mirror.ShapeTracked && c.Copy == copy && c.Log == c.log.device // perhaps for another leg: then it has more
+	if c.ill() {
+		return b // its errors are to be cleared, which waits for this
+	}
+	if w.Thin && !b.begun {
+		b.track = true
+		return b
+	}
+	switch a := k.ask(ctx, w, s, o, l, b.begun); {
+	case !a.done:
+		b.waits = true
+	case a.err != nil:
+		k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "column", o.Column, "why", a.err)
+	case !b.begun:
+		b.track = true
+	default:
+		log, err := k.kernel.makeLog(c.spare.file)
+		if err != nil {
+			k.log.Warn("all of a leg is copied", "leg", l.Leg.String(), "column", o.Column, "err", err)
+			return b
+		}
+		b.lacked, b.log, b.whole, b.what = &a.image, dm.RefTo(log.Number), a.since, cmp.Or(a.what, "what holds data, because "+want.Whole)
+	}
+	return b
+}
+
+// forgetSlot forgets, before the log of a column begins clean, what was known of the leg that it is for.
+func (k *kernelKeeper) forgetSlot(column int, b *copyBegin) error {
+	if b == nil || !b.track {
+		return nil
+	}
+	delete(k.memory.Slots, slotKey(column, b.copy))
+	return k.kernel.note(k.volume, k.memory)
+}
+
+// asking is an attempt to find out what a leg lacks.
+type asking struct {
+	of     string // the leg as it is attached now, and the tables
+	giveUp func() // ends it
+	done   bool
+	lacked
+}
+
+// lacked is what a leg lacked when its targets were asked.
+type lacked struct {
+	image mirror.LogImage
+	since uint64 // see checkpoint.Behind
+	what  string // for people; empty: what holds data
+	err   error  // why it is not known
+}
+
+// ask asks what a leg lacks, unless that is under way or done.
+func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, l *volume.Link, begun bool) *asking {
+	leg := s.legs[l.Leg]
+	of := fmt.Sprintf("%v at %d on %s, log begun %v, change %d", l.Leg, l.Revision, leg.device, begun, k.lists.column(o.Column).stay)
+	if a := k.lists.asked[o.Column]; a != nil && a.of == of {
+		return a
+	} else if a != nil {
+		a.giveUp() // or it would be in the way of this one
+	}
+	c, link := &s.columns[o.Column], *l
+	t := mirror.Column{Size: c.Size, Region: c.Region}
+	q := question{leg: k.listsOfLeg(l), believes: link.Believes, revision: l.Revision, host: k.kernel.host, size: int64(c.Size), region: int64(t.RegionSize()), regions: t.Regions()}
+	for other, want := range o.Want.Copies {
+		source := k.link(o.Column, other)
+		if want.State != volume.InSync || source == nil {
+			continue
+		}
+		q.inSync = append(q.inSync, k.listsOfLeg(source))
+		if from := s.legs[source.Leg]; w.Thin && (from.fit || q.heads == nil) {
+			q.heads = []legSeen{from, leg} // of those in sync, any says it
+		}
+	}
+	a := &asking{of: of}
+	ctx, a.giveUp = context.WithTimeout(ctx, askFor+time.Duration(c.Size/(block.TiB/64))*askForEach/64)
+	k.lists.asked[o.Column] = a
+	go func() {
+		defer a.giveUp()
+		found := q.answer(ctx)
+		k.Tell(func() { a.done, a.lacked = true, found })
+		k.Poke()
+	}()
+	return a
+}
+
+// question is what is asked about a leg.
+type question struct {
+	leg      lists.Leg
+	inSync   []lists.Leg
+	believes func(since uint64) bool
+	heads    []legSeen // of a leg in sync and of this one, if they know where they have data
+	host     host
+	revision uint64
+	size     int64 // of the column
+	region   int64
+	regions  uint64
+}
+
+// answer asks all who may know, and takes what each of them leaves.
+func (q *question) answer(ctx context.Context) lacked {
+	found, err := q.listed(ctx)
+	if len(q.heads) == 0 || ctx.Err() != nil {
+		found.err = err
+		return found
+	}
+	data, dataErr := q.withData(ctx)
+	switch {
+	case dataErr != nil:
+		found.err = err
+	case err != nil:
+		found = lacked{image: data, since: q.revision}
+	default:
+		found.image, found.err = found.image.Both(data)
+	}
+	return found
+}
+
+// listed asks for the lists of writes.
+func (q *question) listed(ctx context.Context) (found lacked, err error) {
+	ctx, cancel := context.WithTimeout(ctx, lists.ListTimeout)
+	defer cancel()
+	var all []checkpoint.List
+	err = patiently(ctx, func() (err error) {
+		all, err = lists.OfAll(ctx, append(slices.Clip(q.inSync), q.leg))
+		return err
+	})
+	if err != nil {
+		return found, err
+	}
+	last := len(all) - 1
+	behind, err := lists.Lacks(all[last], all[:last], q.believes)
+	if err != nil {
+		return found, err
+	}
+	image := mirror.CleanLog(q.regions)
+	for _, r := range behind.Ranges {
+		q.mark(image, r.Off, r.End)
+	}
+	return lacked{image: image, since: behind.Since, what: lists.CopiesOn}, nil
+}
+
+// withData asks where a leg in sync or this one has data. Elsewhere both read as zeroes.
+func (q *question) withData(ctx context.Context) (mirror.LogImage, error) {
+	image := mirror.CleanLog(q.regions)
+	for _, leg := range q.heads {
+		for at := int64(0); at < q.size; {
+			var found []block.Range
+			next := at
+			err := patiently(ctx, func() error {
+				c, err := liveController(q.host, leg.nqn)
+				if err == nil {
+					found, next, err = q.host.Allocated(ctx, c, leg.head, at)
+				}
+				return err
+			})
+			if err != nil {
+				return image, err
+			}
+			for _, r := range found {
+				q.mark(image, r.Off, r.End)
+			}
+			at = next
+		}
+	}
+	return image, nil
+}
+
+// patiently repeats what another command to the same controller is in the way of, and what needs a connection that is
+// lost.
+func patiently(ctx context.Context, do func() error) (err error) {
+	poll(ctx, 100*time.Millisecond, func() bool {
+		err = do()
+		return !errors.Is(err, fabrics.ErrBusy) && !errors.Is(err, errNotConnected)
+	})
+	return err
+}
+
+// mark marks the regions of a range dirty.
+func (q *question) mark(image mirror.LogImage, off, end int64) {
+	for r := off / q.region; r*q.region < min(end, q.size); r++ {
+		image.Mark(uint64(r))
+	}
+}
+
+// liveController returns a controller through which a subsystem can be asked.
+func liveController(h nvmeHost, n block.NQN) (fabrics.Controller, error) {
+	all, err := h.Controllers(func(of block.NQN) bool { return of == n })
+	if err != nil {
+		return fabrics.Controller{}, err
+	}
+	for _, c := range all {
+		if c.State == fabrics.Live {
+			return c, nil
+		}
+	}
+	return fabrics.Controller{}, fmt.Errorf("ask %s: %w", n, errNotConnected)
+}
+
+var errNotConnected = errors.New("not connected")
