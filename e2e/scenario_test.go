@@ -74,9 +74,8 @@ func TestScenarioFilesSurviveDetachAndAttach(t *testing.T) {
 	}
 }
 
-// Scenarios 2, 3 and 7: a target dies while a client writes, and the other copy takes over.
-// The target returns and receives only what it missed; then the other one dies. A stale leg
-// alone is refused.
+// Scenarios 2 and 3: a target dies while a client writes, and the other copy takes over.
+// The target returns and receives only what it missed; then the other one dies.
 func TestScenarioTargetKilledAndBack(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{})
 	c1 := b.Clients[0]
@@ -106,8 +105,23 @@ func TestScenarioTargetKilledAndBack(t *testing.T) {
 	killUnderWrites(t, b, w, second)
 	w.Stop()
 	b.Verify(c1, device, span, acks.Add(w))
+}
 
-	// The stale leg alone: its target returns only after the good one is gone.
+// Scenario 7: a stale leg alone is refused, and copied to once the good one is back.
+func TestScenarioAStaleLegIsRefused(t *testing.T) {
+	b := testbed.Start(t, testbed.Options{})
+	c1 := b.Clients[0]
+	b.Create("db1", "512MiB", 2, 2)
+	device := b.Attach("db1", c1)
+	acks := testbed.Acks{}
+	w := b.Write(c1, device, span, 200, 1)
+	w.AwaitProgress(200, time.Minute)
+	first, second := b.Holder("db1", 0, 1), b.Holder("db1", 0, 0)
+	killUnderWrites(t, b, w, second)
+	w.Stop()
+	acks.Add(w)
+
+	// Its target returns only after the good one is gone.
 	b.Detach("db1")
 	first.Kill()
 	b.Up(second)
