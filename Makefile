@@ -39,7 +39,7 @@ console-test: ## test the console in headless Chromium, with axe-core (RUN=TestI
 	@e2e/install.sh browser axe
 	go test -count=1 -v -run '$(or $(RUN),.)' ./cmd/internal/console
 
-# Scenarios that make test leaves to make e2e: they take a third of its time, and most of what they
+# Scenarios that make test leaves to make e2e: they take most of its time, and most of what they
 # show is shown in user space by unit tests, or by a shorter scenario.
 LONG = ANetworkFails|AStaleLegIsRefused|StockHost|ADriveWarnsOfItsEnd|LateWrite|CopiesGoOn|PlainLegsChangeHands|FilesSurviveSnapshotsAndKills|SeveralPaths|BesideTheKernel|RoCE|FilesSurviveDetachAndAttach|Thin|EverythingIsUpgraded|TargetsAreUpgraded|ManagersKilled|PodsVolumeOutlivesTargetAndClient|CachesOfAllCopiesAreLost|Snapshots|Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite

@@ -59,10 +59,7 @@ func TestScenarioCopiesGoOn(t *testing.T) {
 	w.AwaitProgress(100, time.Minute)
 	dead := b.Holder("db1", 0, 1)
 	killUnderWrites(t, b, w, dead)
-	b.Eventually(time.Minute, dead.Name()+" is known to be off", func(ctx context.Context) error {
-		_, err := b.API.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: dead.Name()})
-		return err // until its agent counts as offline
-	})
+	confirmDead(b, dead)
 	await := func(most block.Size) {
 		t.Helper()
 		b.Eventually(4*time.Minute, fmt.Sprintf("%v are left to copy", most), func(context.Context) error {
@@ -107,6 +104,7 @@ func TestScenarioCopiesGoOn(t *testing.T) {
 	b.Verify(c2, device, span, acks)
 }
 
+// copiedBytes is how much was copied to a leg that came in sync.
 func copiedBytes(t *testing.T, e *pb.Event) block.Size {
 	t.Helper()
 	n, err := strconv.ParseUint(e.GetAttributes()["bytes_copied"], 10, 64)

@@ -27,10 +27,7 @@ func TestScenarioReplaced(t *testing.T) {
 
 	dead := b.Holder("db1", 0, 1)
 	killUnderWrites(t, b, w, dead)
-	b.Eventually(time.Minute, dead.Name()+" is known to be off", func(ctx context.Context) error {
-		_, err := b.API.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: dead.Name()})
-		return err // until its agent counts as offline
-	})
+	confirmDead(b, dead)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 6*time.Minute)
 	w.AwaitProgress(50, time.Minute)
 	w.NoErrors()

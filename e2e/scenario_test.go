@@ -201,6 +201,15 @@ func killUnderWrites(t *testing.T, b *testbed.Bed, w *testbed.Writer, target *vm
 	return killed
 }
 
+// confirmDead says that a target is off for good, once its agent counts as offline.
+func confirmDead(b *testbed.Bed, target *vm.Machine) {
+	b.T.Helper()
+	b.Eventually(time.Minute, target.Name()+" is known to be off", func(ctx context.Context) error {
+		_, err := b.API.ConfirmNodeDead(ctx, &pb.ConfirmNodeDeadRequest{Node: target.Name()})
+		return err
+	})
+}
+
 // staleBeforeReleased checks record before release. volmgr's event log has the time of the
 // record, and the writer's log that of the first write acknowledged after the stall. Both
 // are converted to this process's clock, with a known error.
@@ -242,11 +251,7 @@ func bytesCopied(t *testing.T, b *testbed.Bed) (sum block.Size) {
 		if e.Kind != "leg.in-sync" {
 			continue
 		}
-		n, err := strconv.ParseUint(e.Attributes["bytes_copied"], 10, 64)
-		if err != nil {
-			t.Fatalf("event %v: bytes_copied: %v", e, err)
-		}
-		sum += block.Size(n)
+		sum += copiedBytes(t, e)
 	}
 	return sum
 }

@@ -629,6 +629,10 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 // planColumn returns the steps of a change, the column's copies afterwards, and how a copy begins with it.
 func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) (*copyBegin, []mirror.Step, []slot, error) {
 	begin := k.beginCopy(ctx, w, s, o)
+	if begin != nil && begin.waits { // the column is changed without the leg meanwhile
+		o.Want.Copies = slices.Clone(o.Want.Copies)
+		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
+	}
 	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry, begin)
 	switch {
 	case err != nil:
@@ -679,12 +683,11 @@ func (k *kernelKeeper) changeColumn(column int, logs logs, steps []mirror.Step, 
 		}
 		var err error
 		switch {
-		case step.Log != nil && step.Log.Device == logs.spare.device:
-			err = k.kernel.writeLog(logs.spare.file, step.Log.Image)
 		case step.Log != nil:
-			err = k.kernel.writeLog(logs.log.file, step.Log.Image)
+			err = k.kernel.writeLog(logs.file(step.Log.Device), step.Log.Image)
 		case step.LogTo > 0:
-			err = k.kernel.dm.DoWith(*step.DM, func() error { return k.kernel.growLog(logs.file(step.DM.Device.Table), step.LogTo) })
+			of := step.DM.Device.Table[0].Target.(dm.Mirror).Log.Device
+			err = k.kernel.dm.DoWith(*step.DM, func() error { return k.kernel.growLog(logs.file(of), step.LogTo) })
 		case step.Lacked != nil:
 			err = k.kernel.dm.DoWith(*step.DM, func() error {
 				dirty, err := k.kernel.mergeLog(logs.spare.file, logs.log.file, *step.Lacked)

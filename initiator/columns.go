@@ -41,9 +41,9 @@ type logDevice struct {
 	file   string // under it
 }
 
-// file is what is under the log of a table.
-func (l logs) file(t dm.Table) string {
-	if m, ok := t[0].Target.(dm.Mirror); ok && m.Log.Device == l.spare.device {
+// file returns the file under one of the log devices.
+func (l logs) file(device dm.Ref) string {
+	if device == l.spare.device {
 		return l.spare.file
 	}
 	return l.log.file

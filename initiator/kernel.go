@@ -128,11 +128,15 @@ func (k *kernel) writeLog(file string, image mirror.LogImage) error {
 // growLog extends a log for a table that is not live yet. It leaves alone a file that holds no
 // log: the table treats all regions as dirty then.
 func (k *kernel) growLog(file string, regions uint64) error {
-	image, err := logIn(file)
-	switch {
-	case errors.Is(err, mirror.ErrLog):
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("grow log: %w", err)
+	}
+	image, err := mirror.ParseLog(b)
+	if errors.Is(err, mirror.ErrLog) {
 		return nil
-	case err != nil:
+	}
+	if err != nil {
 		return fmt.Errorf("grow log: %w", err)
 	}
 	return k.writeLog(file, image.Grow(regions))
@@ -141,7 +145,7 @@ func (k *kernel) growLog(file string, regions uint64) error {
 // mergeLog writes what a log has, and what is lacked, as the log of a table that is not live yet. It
 // returns how many regions are dirty then.
 func (k *kernel) mergeLog(to, from string, lacked mirror.LogImage) (dirty uint64, err error) {
-	image, err := logIn(from)
+	image, err := k.readLog(from, lacked.Regions())
 	if err == nil {
 		image, err = image.Merge(lacked)
 	}
@@ -149,14 +153,6 @@ func (k *kernel) mergeLog(to, from string, lacked mirror.LogImage) (dirty uint64
 		return 0, fmt.Errorf("merge log: %w", err)
 	}
 	return image.CountDirty(), k.writeLog(to, image)
-}
-
-func logIn(file string) (mirror.LogImage, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return mirror.LogImage{}, err
-	}
-	return mirror.ParseLog(b)
 }
 
 func (k *kernel) dropLog(file string) error {

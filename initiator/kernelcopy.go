@@ -49,19 +49,12 @@ type copyBegin struct {
 	log    dm.Ref           // with lacked: the log that gets both
 	whole  uint64           // as in volume.CopySeen
 	what   string           // what is copied, for people
-	was    slot
 }
 
 // apply changes a wanted column, and what is remembered of its copies, to what begins.
 func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 	switch {
-	case b == nil:
-		return
-	case b.waits && b.begun:
-		t.Legs[b.copy].State, slots[b.copy] = mirror.Tracked, b.was
-		return
-	case b.waits:
-		t.Legs[b.copy], slots[b.copy] = mirror.Leg{}, slot{}
+	case b == nil || b.waits:
 		return
 	case b.track:
 		t.Legs[b.copy].State, t.FromNow, t.Full = mirror.Tracked, true, false
@@ -102,7 +95,7 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 		return nil
 	}
 	want, seen := o.Want.Copies[copy], s.Columns[o.Column].Copies[copy]
-	b := &copyBegin{copy: copy, what: l.Copied(want.Whole), was: k.memory.slot(o.Column, copy)}
+	b := &copyBegin{copy: copy, what: l.Copied(want.Whole)}
 	if !o.Want.Full { // the log has all that it misses
 		b.whole = seen.Whole
 		return b
@@ -152,7 +145,7 @@ type asking struct {
 	lacked
 }
 
-// lacked is what a leg lacked when its targets were asked.
+// lacked is the targets' answer: what a leg lacked when they were asked.
 type lacked struct {
 	image mirror.LogImage
 	since uint64 // see checkpoint.Behind
@@ -194,7 +187,7 @@ func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o vol
 	return a
 }
 
-// question is what is asked about a leg.
+// question has whom to ask what a leg lacks, and in which regions the answer is told.
 type question struct {
 	leg      lists.Leg
 	inSync   []lists.Leg

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,13 +24,19 @@ import (
 // alone runs f on a host that serves a volume of two copies of which one is there.
 func alone(t *testing.T, thin bool, f func(w *world)) {
 	t.Helper()
+	lacksOne(t, 2, thin, f)
+}
+
+// lacksOne runs f on a host that serves a volume of so many copies, of which the last one is not there.
+func lacksOne(t *testing.T, copies int, thin bool, f func(w *world)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1, 2)
+		w := newWorld(t, 1, copies)
 		w.equal = false
 		w.attach()
 		w.change(func(all *pb.InitiatorWanted) {
 			a := all.Attachments[0]
-			a.Thin, a.Legs = thin, a.Legs[:1]
+			a.Thin, a.Legs = thin, a.Legs[:copies-1]
 		})
 		w.stop = w.start()
 		w.until(serving)
@@ -291,16 +296,7 @@ func TestACopyOfALegGoesOnWhenItsTargetIsBack(t *testing.T) {
 // Nothing but the leg waits for the answer: if another one is lost meanwhile, writes go on without it as soon as ever.
 func TestALegIsLostWhileTargetsAreAskedAboutAnother(t *testing.T) {
 	for name, thin := range map[string]bool{"thin": true, "not thin": false} {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, 1, 3)
-			w.equal = false
-			w.attach()
-			w.change(func(all *pb.InitiatorWanted) {
-				a := all.Attachments[0]
-				a.Thin, a.Legs = thin, a.Legs[:2]
-			})
-			w.stop = w.start()
-			w.until(serving)
+		lacksOne(t, 3, thin, func(w *world) {
 			answer := make(chan struct{})
 			defer close(answer)
 			w.data = func(ctx context.Context, _ string) ([]block.Range, error) {
@@ -329,22 +325,12 @@ func TestALegIsLostWhileTargetsAreAskedAboutAnother(t *testing.T) {
 func TestANewLegIsToldSinceWhenAllOfItIsCopied(t *testing.T) {
 	var told nvmetcp.Behind // guarded by the world's mutex
 	alone(t, false, func(w *world) {
-		dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
-			if cmd.Opcode() == nvmetcp.AdminGetLogPage {
-				return nvmetcp.InvalidField
+		w.nothingIsWritten()
+		w.committed(func(node string, behind []byte) {
+			if node == "t1" {
+				told, _ = nvmetcp.ParseBehind(behind)
 			}
-			if nvmetcp.ParseCheckpoint(&cmd).Commit && node == "t1" {
-				told, _ = nvmetcp.ParseBehind(data)
-			}
-			return nil
-		}
+		})
 		w.joins(5, 3)
 		w.copied(7, 8)
 		time.Sleep(20 * time.Second)

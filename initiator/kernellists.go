@@ -70,7 +70,7 @@ type listing struct {
 	columns map[int]*listedColumn
 	drains  time.Time // not before that, I/O is held again
 	equal   map[int]*madeEqual
-	asked   map[int]*asking // by column: what was asked last
+	asked   map[int]*asking // by column: the last question
 }
 
 // listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
@@ -420,14 +420,15 @@ func (t *taker) Commit(ctx context.Context, m checkpoint.Member, token checkpoin
 	switch {
 	case m.Copying:
 		return leg.CheckpointBehind(ctx, true, uint64(token), lists.Behind(t.now.since[m.Copy], t.unsettled))
-	case len(t.unsettled) == 0, t.alone():
+	case len(t.unsettled) == 0, t.equal():
 		return leg.Checkpoint(ctx, true, uint64(token))
 	}
 	return leg.CheckpointBehind(ctx, true, uint64(token), lists.Behind(0, t.unsettled))
 }
 
-// alone reports whether the legs in sync cannot differ: there is one, or nothing was under way.
-func (t *taker) alone() bool {
+// equal reports whether the legs in sync cannot differ where something is not settled: beside a leg that is copied to,
+// there is one, or nothing was under way.
+func (t *taker) equal() bool {
 	return slices.ContainsFunc(t.now.members, func(m checkpoint.Member) bool { return m.Copying })
 }
 

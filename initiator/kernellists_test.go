@@ -247,6 +247,31 @@ func (w *world) list(regions ...int) {
 	}
 }
 
+// committed has the targets keep lists, which they do not give away, and calls do for each commit with what the leg
+// is said to lack. It holds the world's mutex.
+func (w *world) committed(do func(node string, behind []byte)) {
+	w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
+		if cmd.Opcode() == nvmetcp.AdminGetLogPage {
+			return nvmetcp.InvalidField
+		}
+		if nvmetcp.ParseCheckpoint(&cmd).Commit {
+			do(node, data)
+		}
+		return nil
+	}
+}
+
+// nothingIsWritten has the kernel count no writes to the first column.
+func (w *world) nothingIsWritten() {
+	dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // logOf is the log of the first column.
 func (w *world) logOf() mirror.LogImage {
 	w.mu.Lock()
@@ -326,16 +351,10 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 	commits := 0 // guarded by the world's mutex, as all that the targets are told
 	behind := map[string]bool{}
 	first := func(w *world) {
-		w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
-			if cmd.Opcode() == nvmetcp.AdminGetLogPage {
-				return nvmetcp.InvalidField
-			}
-			if k := nvmetcp.ParseCheckpoint(&cmd); k.Commit {
-				commits++
-				behind[node] = len(data) > 0
-			}
-			return nil
-		}
+		w.committed(func(node string, data []byte) {
+			commits++
+			behind[node] = len(data) > 0
+		})
 	}
 	from(t, 1, 2, first, func(w *world) {
 		committed := func() int {
@@ -353,13 +372,7 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 			}
 			return n
 		}
-		dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		w.nothingIsWritten()
 		time.Sleep(30 * time.Second)
 		if n, h := committed(), holds(); n < 4 || h != 0 {
 			t.Errorf("in half a minute %d commits were sent and I/O was held %d times, want one to each leg every 10 s and no hold", n, h)
@@ -373,11 +386,7 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 		if n, h := committed(), holds(); n != 0 || h != 0 {
 			t.Errorf("while a leg is missing %d commits were sent and I/O was held %d times, want neither", n, h)
 		}
-		w.answer("t1")
-		w.mu.Lock()
-		w.equal = false
-		w.mu.Unlock()
-		w.comesBack(0, 1, 1)
+		w.returns(1)
 		time.Sleep(30 * time.Second)
 		if n, h := committed(), holds(); n < 4 || h != 1 || behind["t0"] || !behind["t1"] {
 			t.Errorf("while a leg is rebuilt %d commits were sent, %v to legs that lack something, and I/O was held %d times, want one hold, and one to each leg every 10 s", n, behind, h)
@@ -396,31 +405,10 @@ func TestAfterALegHasReturnedIOIsHeldOnceBeforeTheNextCheckpoint(t *testing.T) {
 func TestForCheckpointsBesideSeveralLegsInSyncIOIsHeld(t *testing.T) {
 	commits := 0 // guarded by the world's mutex
 	from(t, 1, 3, func(w *world) {
-		w.listed = func(_ string, cmd nvmetcp.Command, _ []byte) error {
-			if cmd.Opcode() == nvmetcp.AdminGetLogPage {
-				return nvmetcp.InvalidField
-			}
-			if nvmetcp.ParseCheckpoint(&cmd).Commit {
-				commits++
-			}
-			return nil
-		}
+		w.committed(func(string, []byte) { commits++ })
 	}, func(w *world) {
-		dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		w.fallSilent("t2")
-		time.Sleep(4 * time.Second)
-		w.write(0, 1)
-		w.answer("t2")
-		w.mu.Lock()
-		w.equal = false
-		w.mu.Unlock()
-		w.comesBack(0, 2, 1)
+		w.nothingIsWritten()
+		w.goesAndReturns(2, 1)
 		time.Sleep(3 * time.Second)
 		w.took()
 		w.mu.Lock()
@@ -484,32 +472,14 @@ func TestOfAColumnWithAnErrorNoCheckpointIsTaken(t *testing.T) {
 func TestAnAgentThatEndsHoldsNoIOForACheckpoint(t *testing.T) {
 	for after := range 8 {
 		from(t, 1, 2, func(w *world) {
-			w.listed = func(_ string, cmd nvmetcp.Command, _ []byte) error {
-				if cmd.Opcode() == nvmetcp.AdminGetLogPage {
-					return nvmetcp.InvalidField
-				}
-				return nil
-			}
+			w.committed(func(string, []byte) {})
 		}, func(w *world) {
-			dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, "stat"), []byte("0 0 0 0 0 0 0 0 0 0 0"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			w.nothingIsWritten()
 			held := make(chan struct{})
 			w.mu.Lock()
 			w.suspended = func() { close(held) }
 			w.mu.Unlock()
-			w.fallSilent("t1")
-			time.Sleep(4 * time.Second)
-			w.write(0, 1)
-			w.answer("t1")
-			w.mu.Lock()
-			w.equal = false
-			w.mu.Unlock()
-			w.comesBack(0, 1, 1)
+			w.goesAndReturns(1, 1)
 			<-held
 			time.Sleep(time.Duration(after) * 50 * time.Millisecond)
 			w.stop()

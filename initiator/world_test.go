@@ -270,16 +270,26 @@ func (w *world) reborn(copy int, revision uint64) {
 // beginRebuild makes t1 fall silent, miss writes to regions of column 0, and return. The
 // rebuild does not complete by itself.
 func (w *world) beginRebuild(regions ...uint64) {
-	w.fallSilent("t1")
+	w.goesAndReturns(1, regions...)
+	time.Sleep(2 * time.Second)
+	w.took()
+}
+
+// goesAndReturns is beginRebuild for any copy, and returns as soon as the manager lists the leg.
+func (w *world) goesAndReturns(copy int, regions ...uint64) {
+	w.fallSilent(node(copy))
 	time.Sleep(4 * time.Second)
 	w.write(0, regions...)
-	w.answer("t1")
+	w.returns(copy)
+}
+
+// returns makes a target answer that was silent. The rebuild of its leg does not complete by itself.
+func (w *world) returns(copy int) {
+	w.answer(node(copy))
 	w.mu.Lock()
 	w.equal = false
 	w.mu.Unlock()
-	w.comesBack(0, 1, 1)
-	time.Sleep(2 * time.Second)
-	w.took()
+	w.comesBack(0, copy, 1)
 }
 
 // ---- the fabric ----

@@ -72,10 +72,10 @@ type Column struct {
 	// FromNow: a log that has to be begun for a tracked leg begins clean, and has only what the
 	// leg misses from now on. The caller remembers, before the first step, that it lacks more.
 	FromNow bool
-	// Lacked is what a rebuilding leg lacked before its log began so, if the caller has found
-	// that out since, while the column was tracked; otherwise nil. Log is then another device
-	// than the one in use, which gets what that has and Lacked. It has no effect on a rebuild
-	// under way, and where the column does not track the leg everything is copied.
+	// Lacked is what a rebuilding leg lacked before its log began clean. The caller has found it
+	// out while the column tracked the leg; nil otherwise. With it, Log is another device than the
+	// one in use, and gets what both name. It has no effect on a rebuild under way. Where the
+	// column does not track the leg, everything is copied.
 	Lacked *LogImage
 }
 
