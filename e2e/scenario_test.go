@@ -161,13 +161,14 @@ func TestScenarioAStaleLegIsRefused(t *testing.T) {
 }
 
 // comparesCopies compares the copies of a volume in the kernel while it is written to, and finds a block that a
-// drive has changed, and no other.
+// drive has changed, and no other. Then it repairs that.
 func comparesCopies(t *testing.T, b *testbed.Bed) {
 	t.Helper()
 	const span = 1 // MiB, of four
 	c1 := b.Clients[0]
 	v := b.Create("db2", "4MiB", 1, 2)
-	w := b.Write(c1, b.Attach("db2", c1), span, 20, 1)
+	device := b.Attach("db2", c1)
+	w := b.Write(c1, device, span, 20, 1)
 	w.AwaitProgress(20, time.Minute)
 	leg := v.GetLegs()[slices.IndexFunc(v.GetLegs(), func(l *pb.Leg) bool { return l.GetCopy() == 1 })]
 	shell(t, b.Holder("db2", 0, 1), fmt.Sprintf("printf x | dd of=/dev/weft/leg/%s bs=1 seek=%d conv=notrunc && sync", leg.GetId(), 3<<20+5000))
@@ -180,7 +181,21 @@ func comparesCopies(t *testing.T, b *testbed.Bed) {
 	if e := b.LastEvent("volume db2", "volume.scrub-found"); e == nil || e.Attributes["offset_bytes"] != strconv.Itoa(3<<20+4096) {
 		t.Errorf("the range that a drive has changed is told as %v", e)
 	}
+
+	out = b.Weft("volume", "scrub", "db2", "--repair", "--from", "0.0", "--wait")
+	if s := b.Volume("db2").GetScrub(); s.GetFound() != 1 || s.GetRepaired() != 1 {
+		t.Errorf("a repair ended as %v\n%s", s, out)
+	}
+	out = b.Weft("volume", "scrub", "db2", "--wait")
+	if s := b.Volume("db2").GetScrub(); s.GetFound() != 0 || s.GetAloneBytes() > span<<20 {
+		t.Errorf("after the repair, a scrub found %v\n%s", s, out)
+	}
+	w.NoErrors()
+	stall, _ := w.Stall()
+	t.Logf("the longest pause between two writes was %v", stall.Round(time.Millisecond))
 	w.Stop()
+	acks := testbed.Acks{}
+	b.Verify(c1, device, span, acks.Add(w))
 	b.Detach("db2")
 	b.Weft("volume", "delete", "db2")
 }

@@ -48,6 +48,9 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
+		if k.repairs() && !s.Device.Exists { // of the volume that was here before, and written by the column's name
+			return volume.ErrLater
+		}
 		k.unsettle(o.Column)
 		k.beforeTable(w)
 		return k.column(ctx, w, s, o)
@@ -705,11 +708,12 @@ func (k *kernelKeeper) changeColumn(column int, logs logs, steps []mirror.Step, 
 	return nil
 }
 
+const growDevice = "grow-device"
+
 // growTop makes the volume's device as long as wanted. Like the change of a column it may wait
 // for I/O below.
 func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) error {
-	const what = "grow-device"
-	if k.Busy(what) {
+	if k.Busy(growDevice) {
 		return volume.ErrLater
 	}
 	var mirrors []dm.State
@@ -721,7 +725,7 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 		}
 	}
 	top, want := k.top, topOf(w)
-	return k.await(ctx, what, keeper.Patience, func() error { return k.kernel.growTop(top, want, mirrors) }, func(err error) error {
+	return k.await(ctx, growDevice, keeper.Patience, func() error { return k.kernel.growTop(top, want, mirrors) }, func(err error) error {
 		if err == nil {
 			k.log.Info("device has grown", "from", top.Table.Size().String(), "to", w.Size.String())
 		}

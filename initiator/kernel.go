@@ -60,6 +60,7 @@ type mapper interface {
 	Suspend(name string, noflush, skipLockFS bool) error
 	Resume(name string, u dm.Udev) error
 	Remove(name string, deferred bool) error
+	Write(name string, p []byte, off int64) error
 	Wait(ctx context.Context, name string, eventNr uint32) (dm.Info, error)
 	Counted(name string) (f figures.Figures, ok bool, err error)
 }

@@ -60,9 +60,10 @@ type kernelKeeper struct {
 	top      dm.State
 	suspends bool // the device is being suspended in the kernel
 	lists    listing
-	draining sync.WaitGroup // suspends for checkpoints that have not returned
+	draining sync.WaitGroup // suspends for checkpoints that have not returned, and repairs that have the volume to themselves
 	drains   atomic.Bool    // the device is suspended for one, and for nothing else
 	scrub    *keeper.Scrub  // the last one; nil: none
+	repair   *repair        // what is to have the volume to itself; nil: nothing
 
 	compares atomic.Pointer[toCompare] // never nil
 
@@ -146,6 +147,7 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 	k.publish(ctx, w, s)
 	k.publishCounted(w, s)
 	k.publishComparable(w, s)
+	k.letRepair(ctx, s)
 	k.seen = s
 	return &s.Seen, nil
 }

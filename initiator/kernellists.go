@@ -255,10 +255,20 @@ func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *
 
 // drain holds I/O once, until nothing is under way. The planner resumes it at the next look.
 func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
-	if k.suspends || s.Held || s.Now.Before(k.lists.drains) {
+	if s.Now.Before(k.lists.drains) {
 		return
 	}
-	k.suspends, k.lists.drains = true, s.Now.Add(drainRetry)
+	if k.holdOnce(ctx, s) {
+		k.lists.drains = s.Now.Add(drainRetry)
+	}
+}
+
+// holdOnce holds I/O until the next look, unless it is held already.
+func (k *kernelKeeper) holdOnce(ctx context.Context, s *seen) bool {
+	if k.suspends || s.Held {
+		return false
+	}
+	k.suspends = true
 	name := k.top.Name
 	k.draining.Add(1)
 	go func() {
@@ -272,16 +282,20 @@ func (k *kernelKeeper) drain(ctx context.Context, s *seen) {
 			}
 		})
 	}()
+	return true
 }
 
-// endDrain resumes I/O that is held only for a checkpoint, when the keeper ends: nobody else would before another agent
-// begins. A suspend that does not return is taken back by the kernel with the process.
+// endDrain resumes I/O that is held only for a checkpoint or a repair, when the keeper ends: nobody else would before
+// another agent begins. A suspend that does not return is taken back by the kernel with the process. A repair's write
+// that does not return keeps the process, and so another agent, until it has.
 func (k *kernelKeeper) endDrain() {
 	ended := make(chan struct{})
 	go func() { k.draining.Wait(); close(ended) }()
 	select {
 	case <-ended:
 	case <-time.After(callTimeout):
+		k.log.Warn("I/O may be held until the next agent begins")
+		return
 	}
 	if !k.drains.Load() {
 		return

@@ -18,10 +18,8 @@ import (
 	"weft.dev/weft/proto/block"
 )
 
-// This file compares the copies of a volume through the legs' heads, beside the tables: see package compare.
-// device-mapper has no lock for a range, so nothing is repaired here.
-
-var errNoRepair = errors.New("a host on the kernel's data path compares copies and does not repair them: attach the volume to a host with the user-space path, and scrub there with --repair")
+// This file compares the copies of a volume through the legs' heads, beside the tables: see package compare. What
+// differs is repaired by kernelrepair.go.
 
 var errNotAttached = errors.New("the leg is not attached as its column has it")
 
@@ -44,25 +42,21 @@ func (k *kernelKeeper) applyScrub(ctx context.Context, w *volume.Wanted, o volum
 		return nil
 	}
 	k.scrub = k.StartScrub(ctx, start.Scrub, func(s *keeper.Scrub) keeper.Comparer {
-		return comparer{compare.New(compare.Config{
+		config := compare.Config{
 			Columns: w.Layout.Stripes, Copies: k.copiesToCompare,
 			LegSize: func() int64 { return k.compares.Load().legSize }, Rest: func() bool { return k.compares.Load().rest() },
-			Rate: start.Rate, From: start.Begin, Waits: func(err error) { k.log.Warn("scrub waits", "scrub", start.ID, "err", err) }, Found: func(f volume.ScrubFinding) {
-				s.Found(f)
-				if start.Repair {
-					s.Settled(f, volume.ScrubNotRepaired, errNoRepair)
-				}
-			},
-		})}
+			Rate: start.Rate, From: start.Begin, Waits: func(err error) { k.log.Warn("scrub waits", "scrub", start.ID, "err", err) }, Found: s.Found,
+		}
+		if start.Repair {
+			config.Repair = &compare.Repair{Copies: w.Layout.Copies, Named: start.Named(w.Layout.Stripes), Ended: s.Settled}
+			if !w.ReadOnly {
+				config.Repair.Alone = k.alone
+			}
+		}
+		return compare.New(config)
 	})
 	return nil
 }
-
-// comparer is a comparison, which never repairs.
-type comparer struct{ *compare.Comparison }
-
-func (comparer) Asks() bool { return false }
-func (comparer) Proceed()   {}
 
 // copiesToCompare lists the copies in sync of a column.
 func (k *kernelKeeper) copiesToCompare(column int) (all []compare.Copy, settled bool) {

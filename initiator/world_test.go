@@ -66,6 +66,7 @@ type world struct {
 	wait      chan struct{} // closed and replaced at each dm event
 	stuck     bool          // suspends wait for silent legs
 	suspended func()        // called once, when the top device begins to be suspended, which takes a moment then
+	written   func()        // called once, when a write below the device begins, with mu held
 	retries   bool          // commands are repeated as often as can be
 	looks     int           // calls of Controllers
 
@@ -84,7 +85,7 @@ type world struct {
 	rails      bool                                                          // each target has a portal on another network, too
 	cut        map[string]bool                                               // addresses at which the network is cut
 	scans      time.Duration                                                 // how long the kernel takes to find the namespaces of a second controller
-	bytes      map[string]map[int64]byte                                     // by node: what its legs hold that is not zero
+	bytes      map[string]map[int64]byte                                     // by node: what its legs hold, where that is known not to be zero
 	data       func(ctx context.Context, node string) ([]block.Range, error) // where a node's legs have data; nil: they do not know
 	perHost    bool                                                          // targets end a host's older controller when it connects again
 	beside     func(node string) net.Conn                                    // to the agents beside the targets; nil: they do not listen
@@ -115,6 +116,10 @@ func newWorld(t *testing.T, stripes, copies int) *world {
 		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
 		silent: map[string]chan struct{}{}, cut: map[string]bool{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
 		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
+		bytes: map[string]map[int64]byte{},
+	}
+	for copy := range block.MaxSlots {
+		w.bytes[node(copy)] = map[int64]byte{}
 	}
 	return w
 }
@@ -1010,6 +1015,42 @@ func (w *world) Remove(name string, _ bool) error {
 	w.did("remove %s", short(name))
 	w.devices = slices.DeleteFunc(w.devices, func(d dm.State) bool { return d.Name == name })
 	return nil
+}
+
+// Write is a write below the device, which must be suspended. It waits for legs that are silent until they have left
+// the table, and reaches the others.
+func (w *world) Write(name string, p []byte, off int64) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if begun := w.written; begun != nil {
+		w.written = nil
+		begun()
+	}
+	for w.silentIn(w.find(name)) {
+		w.mu.Unlock()
+		time.Sleep(10 * time.Millisecond)
+		w.mu.Lock()
+	}
+	if w.find(name) == nil { // it was removed meanwhile
+		return unix.EIO
+	}
+	if top := w.find(mirror.TopName(w.volume)); top == nil || !top.Suspended {
+		w.t.Errorf("%s is written while I/O of users is not held", short(name))
+	}
+	w.did("write %s: %d at %d", short(name), len(p), off)
+	for copy := range w.layout.Copies {
+		for i, b := range p {
+			w.bytes[node(copy)][off+int64(i)] = b // of either column
+		}
+	}
+	return nil
+}
+
+// silentIn reports whether a table has a leg that is silent.
+func (w *world) silentIn(d *dm.State) bool {
+	return d != nil && slices.ContainsFunc(w.heads, func(h fakeHead) bool {
+		return slices.Contains(d.Table.Refs(), dm.Ref(h.Dev)) && w.silent[h.node] != nil
+	})
 }
 
 func (w *world) Wait(ctx context.Context, name string, nr uint32) (dm.Info, error) {

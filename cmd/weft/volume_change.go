@@ -465,10 +465,8 @@ The first of these that applies decides. If none does, the range stays as it is.
 What is found is an event before it is repaired, and what became of it is
 another.
 
-Hosts on both data paths compare copies, and only those with the user-space path
-repair them. A scrub goes on where it was after a pause, a restart, or the next
-attach. Repeat the command with --rate to change the rate of the scrub that is
-under way.`,
+A scrub goes on where it was after a pause, a restart, or the next attach. Repeat
+the command with --rate to change the rate of the scrub that is under way.`,
 		Example: `  weft volume scrub db1 --rate 100MiB
   weft volume scrub db1 --pause
   weft volume scrub db1 --repair --from 0.1 --wait`,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package compare compares the copies of a volume that is in use, for a data path that cannot lock a range
-// of it. It only reads.
+// of it.
 //
 // Copies that are equal when they are read are as they should be. Copies that differ may do so because a write
 // is under way, which has reached some of them: for microseconds, or for hours where one of them has no space. So
@@ -65,9 +65,10 @@ type Config struct {
 	Rate  block.Size // most that is read of each copy in a second; 0: no limit
 	From  volume.ScrubPosition
 	Found func(volume.ScrubFinding) // one at a time
-	// Waits is called when a range could not be compared, and is to be tried again: with each reason once, until a
-	// range was compared.
-	Waits func(error)
+	// Waits is called when a range could not be compared or repaired, and is to be tried again: with each reason once,
+	// until a range was compared.
+	Waits  func(error)
+	Repair *Repair // nil: what is found stays as it is
 }
 
 // Comparison compares the copies of a volume once, from the beginning to the end. Its methods may be called
@@ -81,6 +82,8 @@ type Comparison struct {
 	size  int64                // of each column, as far as is known
 	sizes map[int]int64        // of the columns before it when they were compared to their ends
 	alone block.Size
+	// proceed ends the wait for Proceed; nil: nothing waits.
+	proceed chan struct{}
 }
 
 // New makes a comparison, which begins with Run.
@@ -148,6 +151,9 @@ func (c *Comparison) Run(ctx context.Context) error {
 		why, attempts = "", 0
 		for _, f := range found {
 			c.cfg.Found(f)
+		}
+		if p.repair(ctx, found); ctx.Err() != nil {
+			return fmt.Errorf("compare copies: %w", context.Cause(ctx))
 		}
 		// For as long as the copies were read, they are left to users, and for longer if the rate requires it.
 		c.done(at, n, alone)
@@ -310,7 +316,7 @@ func (p *pieceOf) tell(r reading, differ map[int64]lasts) (found []volume.ScrubF
 		case !l.differs():
 			alone += p.end(off) - off
 		default:
-			found = join(found, r.finding(p.column, p.off, off, p.end(off)))
+			found = join(found, r.finding(p, off))
 		}
 	}
 	return found, alone
@@ -392,9 +398,9 @@ func (r reading) same(was reading, off int64) bool {
 	return true
 }
 
-// finding describes a unit of a piece that begins at base in each leg.
-func (r reading) finding(column int, base, off, end int64) volume.ScrubFinding {
-	f := volume.ScrubFinding{Column: column, Off: block.Size(base + off), Length: block.Size(end - off), Right: -1}
+// finding describes the unit at off of a piece.
+func (r reading) finding(p *pieceOf, off int64) volume.ScrubFinding {
+	f := volume.ScrubFinding{Column: p.column, Off: block.Size(p.off + off), Length: block.Size(p.end(off) - off)}
 	var read []int
 	of := map[int][]byte{}
 	for i, c := range r.copies {
@@ -405,6 +411,7 @@ func (r reading) finding(column int, base, off, end int64) volume.ScrubFinding {
 		}
 	}
 	f.Equal = raid.Equal(read, func(copy int) []byte { return of[copy] })
+	f.Right = p.c.right(p.column, f.Equal, len(r.copies))
 	return f
 }
 
@@ -412,7 +419,7 @@ func (r reading) finding(column int, base, off, end int64) volume.ScrubFinding {
 func join(all []volume.ScrubFinding, f volume.ScrubFinding) []volume.ScrubFinding {
 	if n := len(all); n > 0 {
 		last := &all[n-1]
-		if last.Off+last.Length == f.Off && slices.Equal(last.Unreadable, f.Unreadable) && slices.EqualFunc(last.Equal, f.Equal, slices.Equal) {
+		if last.Off+last.Length == f.Off && last.Right == f.Right && slices.Equal(last.Unreadable, f.Unreadable) && slices.EqualFunc(last.Equal, f.Equal, slices.Equal) {
 			last.Length += f.Length
 			return all
 		}

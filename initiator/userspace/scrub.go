@@ -4,7 +4,6 @@ package userspace
 
 import (
 	"context"
-	"slices"
 
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/volume"
@@ -33,7 +32,7 @@ func (k *Keeper) scrub(ctx context.Context, o volume.Order) error {
 	st.scrub = k.StartScrub(ctx, start.Scrub, func(s *keeper.Scrub) keeper.Comparer {
 		config := engine.ScrubConfig{Rate: start.Rate, From: engine.ScrubPosition(start.Begin), Found: func(f engine.Finding) { s.Found(finding(f)) }}
 		if start.Repair {
-			config.Repair = &engine.Repair{Named: named(start.From, st.wanted.Layout.Stripes), Ask: true, Ended: func(f engine.Finding, o engine.Outcome, err error) {
+			config.Repair = &engine.Repair{Named: start.Named(st.wanted.Layout.Stripes), Ask: true, Ended: func(f engine.Finding, o engine.Outcome, err error) {
 				s.Settled(finding(f), outcomes[o], err)
 			}}
 		}
@@ -44,15 +43,6 @@ func (k *Keeper) scrub(ctx context.Context, o volume.Order) error {
 
 func finding(f engine.Finding) volume.ScrubFinding {
 	return volume.ScrubFinding{Column: f.Column, Off: f.Off, Length: f.Length, Equal: f.Copies, Unreadable: f.Unreadable, Right: f.Right}
-}
-
-// named are the copies that an operator has named, by column; -1: none.
-func named(places []volume.Place, columns int) []int {
-	all := slices.Repeat([]int{-1}, columns)
-	for _, at := range places {
-		all[at.Column] = at.Copy
-	}
-	return all
 }
 
 var outcomes = map[engine.Outcome]volume.ScrubOutcome{

@@ -96,6 +96,9 @@ func (m *Memory) KeepHolds(w *Wanted) {
 	})
 }
 
+// repairTold is after how long it is told that I/O waits for a repair, which takes some milliseconds.
+const repairTold = time.Second
+
 // holdIO holds I/O as long as there is a reason to, and resumes it when there is none. Whoever
 // suspended the I/O, it is resumed only after every remaining leg has answered, because the
 // lease may have expired meanwhile.
@@ -104,6 +107,11 @@ func (p *planner) holdIO() {
 	held = p.holdToLeaveOut() || held
 	switch {
 	case !p.s.Holdable || p.s.Holding:
+		return
+	case p.s.Held && !p.s.Repairing.IsZero():
+		if p.s.Now.Sub(p.s.Repairing) > repairTold {
+			p.v.Wait("the end of a repair of copies that differ")
+		}
 		return
 	case p.w.ReadOnly: // no host may write until the readers can reach no leg
 	case !p.s.Held && p.leaseLeft() <= 0:

@@ -2,7 +2,11 @@
 
 package volume
 
-import "weft.dev/weft/proto/block"
+import (
+	"slices"
+
+	"weft.dev/weft/proto/block"
+)
 
 // Scrub asks for the copies of the volume to be compared while it is served.
 type Scrub struct {
@@ -15,6 +19,15 @@ type Scrub struct {
 	// repaired.
 	Run      string
 	Recorded int
+}
+
+// Named are the copies in From, by column; -1: none.
+func (s *Scrub) Named(columns int) []int {
+	all := slices.Repeat([]int{-1}, columns)
+	for _, at := range s.From {
+		all[at.Column] = at.Copy
+	}
+	return all
 }
 
 // ScrubPosition is a place in a scrub's way through the volume, which goes column by column.

@@ -316,6 +316,7 @@ type Seen struct {
 	Held        bool       // I/O is held
 	Holding     bool       // I/O is being suspended
 	Quiet       bool       // no I/O of users is under way; says something only while I/O is held
+	Repairing   time.Time  // since when a repair of copies that differ has the volume to itself; zero: none has
 	Waits       bool       // an I/O is waiting for a leg
 	Copying     bool       // the copies are being made equal
 	Whole       string     // why they are compared whole; empty: they are not

@@ -127,12 +127,29 @@ func nodeOf(t *testing.T, c *Client, name string) string {
 	return ""
 }
 
-// aligned returns memory that is aligned for O_DIRECT.
-func aligned(n int) []byte {
-	const page = 4096
-	b := make([]byte, n+page)
-	skip := page - int(uintptr(unsafe.Pointer(&b[0]))%page)
-	return b[skip : skip+n]
+func TestAWriteIsBelowTheDeviceWhenItReturns(t *testing.T) {
+	requireKernel(t)
+	w := kernelWorld(t)
+	must(t, w.client.Do(Step{OpCreate, w.device("a", w.linear(0))}))
+	defer func() { must(t, w.remove(w.name("a"))) }()
+	nodeOf(t, w.client, w.name("a"))
+	data := bytes.Repeat([]byte{7}, 12288)
+	must(t, w.client.Write(w.name("a"), data[1:8193], 4096)) // wherever it is in memory
+	disk, err := os.OpenFile(filepath.Join("/dev/block", string(w.disks[0])), os.O_RDONLY|unix.O_DIRECT, 0)
+	must(t, err)
+	defer disk.Close()
+	got := aligned(16384)
+	_, err = disk.ReadAt(got, 0)
+	must(t, err)
+	if want := slices.Concat(make([]byte, 4096), data[:8192], make([]byte, 4096)); !bytes.Equal(got, want) {
+		t.Errorf("the disk below begins with %d, %d, %d, %d", got[0], got[4096], got[8192], got[12288])
+	}
+	if err := w.client.Write(w.name("a"), data[:100], 0); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a write of a part of a block: %v, want EINVAL", err)
+	}
+	if err := w.client.Write(w.name("b"), data, 0); !NotFound(err) {
+		t.Errorf("a write to a device that is not there: %v", err)
+	}
 }
 
 // TestNothingWritesWhatIsUnwritable: dm-flakey does that, and it is there to break things for tests.

@@ -9,24 +9,18 @@ import (
 	"slices"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid"
 )
 
 // Repair says how a scrub repairs what it finds. A range is repaired only if it is known which
-// copy is right, by the first of these rules that applies:
-//
-//  1. All copies in sync that can be read agree; the others have a medium error. Every copy in
-//     sync was given every acknowledged write, so what they agree on is right.
-//  2. In a volume of three copies, more than half of the copies in sync agree. Drives change what
-//     they were given independently of one another, so the copy that stands alone is wrong.
-//  3. The owner names a copy of the column, and it can be read.
+// copy is right: see raid.Right.
 //
 // A repair has its range to itself: it waits for reads, writes and copies there, and they wait for
 // it. It reads all copies in sync again, so what users have written since is not lost, and decides
 // anew. It writes to the copies that differ, through their caches; legs that are not in sync get
 // the data too, or count as missing it. Then it reads all copies in sync once more.
 type Repair struct {
-	// Named is the copy of each column that is right if the other rules do not apply; -1, or no
-	// entry: none.
+	// Named is the copy of each column that the owner names; -1, or no entry: none.
 	Named []int
 	// Ask: after what was found in a range was told, nothing of it is repaired before Proceed.
 	Ask bool
@@ -78,26 +72,7 @@ func (r *repair) next() *Finding {
 	return &r.todo[0]
 }
 
-// winner returns the copy whose data is right, -1 if none is known: see Repair. groups are the
-// copies with equal data, of inSync copies in sync, in a volume with that many copies.
-func winner(groups [][]int, inSync, copies, named int) int {
-	if len(groups) == 1 {
-		return groups[0][0]
-	}
-	for _, g := range groups {
-		if copies >= 3 && 2*len(g) > inSync {
-			return g[0]
-		}
-	}
-	for _, g := range groups {
-		if slices.Contains(g, named) {
-			return named
-		}
-	}
-	return -1
-}
-
-// right is winner for a column of the scrub.
+// right is raid.Right for a column of the scrub.
 func (s *Scrub) right(column int, groups [][]int, inSync int) int {
 	if s.cfg.Repair == nil {
 		return -1
@@ -106,7 +81,7 @@ func (s *Scrub) right(column int, groups [][]int, inSync int) int {
 	if column < len(s.cfg.Repair.Named) {
 		named = s.cfg.Repair.Named[column]
 	}
-	return winner(groups, inSync, s.v.cfg.Layout.Copies, named)
+	return raid.Right(groups, inSync, s.v.cfg.Layout.Copies, named)
 }
 
 // repair starts to repair what was found in a range.
