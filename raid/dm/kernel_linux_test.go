@@ -135,7 +135,8 @@ func TestAWriteIsBelowTheDeviceWhenItReturns(t *testing.T) {
 	nodeOf(t, w.client, w.name("a"))
 	data := bytes.Repeat([]byte{7}, 12288)
 	must(t, w.client.Write(w.name("a"), data[1:8193], 4096)) // wherever it is in memory
-	disk, err := os.OpenFile(filepath.Join("/dev/block", string(w.disks[0])), os.O_RDONLY|unix.O_DIRECT, 0)
+	_, minor, _ := strings.Cut(string(w.disks[0]), ":")
+	disk, err := os.OpenFile("/dev/loop"+minor, os.O_RDONLY|unix.O_DIRECT, 0)
 	must(t, err)
 	defer disk.Close()
 	got := aligned(16384)
