@@ -48,8 +48,8 @@ func (k *kernelKeeper) Apply(ctx context.Context, w *volume.Wanted, o volume.Ord
 	case volume.Disconnect:
 		return k.release(ctx, s, o.Path, o.Mute, false)
 	case volume.SetColumn:
-		if k.repairs() && !s.Device.Exists { // of the volume that was here before, and written by the column's name
-			return volume.ErrLater
+		if !s.Device.Exists && k.kernel.repairing(k.volume) { // the volume that was here before, by the column's name
+			return errRepairing
 		}
 		k.unsettle(o.Column)
 		k.beforeTable(w)
@@ -406,7 +406,7 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 			return err
 		}
 	}
-	k.drains.Store(false) // it is held for this, too
+	k.drains.Store(false) // it is held, or about to be, for this, too
 	if k.suspends || s.Held {
 		return volume.ErrLater
 	}
@@ -743,6 +743,9 @@ func topOf(w *volume.Wanted) dm.Device {
 // forget removes a volume from the run directory, except for what remains of its epoch. That an
 // epoch was given up outlives the keeper and the agent; the notes of another epoch replace it.
 func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
+	if err := k.kernel.forgetRepairs(k.volume); err != nil {
+		return err
+	}
 	for i := range k.columns {
 		for _, file := range k.kernel.logFiles(k.volume, i) {
 			if err := k.kernel.dropLog(file); err != nil {

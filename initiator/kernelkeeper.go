@@ -64,6 +64,7 @@ type kernelKeeper struct {
 	drains   atomic.Bool    // the device is suspended for one, and for nothing else
 	scrub    *keeper.Scrub  // the last one; nil: none
 	repair   *repair        // what is to have the volume to itself; nil: nothing
+	repairs  time.Time      // since when a repair has the volume to itself, as far as was seen; zero: none has
 
 	compares atomic.Pointer[toCompare] // never nil
 

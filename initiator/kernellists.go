@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -269,12 +270,12 @@ func (k *kernelKeeper) holdOnce(ctx context.Context, s *seen) bool {
 		return false
 	}
 	k.suspends = true
+	k.drains.Store(true)
 	name := k.top.Name
 	k.draining.Add(1)
 	go func() {
 		defer k.draining.Done()
 		err := k.kernel.dm.Suspend(name, true, true)
-		k.drains.Store(err == nil)
 		k.Tell(func() {
 			k.suspends = false
 			if err != nil && ctx.Err() == nil {
@@ -286,8 +287,7 @@ func (k *kernelKeeper) holdOnce(ctx context.Context, s *seen) bool {
 }
 
 // endDrain resumes I/O that is held only for a checkpoint or a repair, when the keeper ends: nobody else would before
-// another agent begins. A suspend that does not return is taken back by the kernel with the process. A repair's write
-// that does not return keeps the process, and so another agent, until it has.
+// another agent begins. A suspend that does not return is taken back by the kernel with the process.
 func (k *kernelKeeper) endDrain() {
 	ended := make(chan struct{})
 	go func() { k.draining.Wait(); close(ended) }()
@@ -297,12 +297,19 @@ func (k *kernelKeeper) endDrain() {
 		k.log.Warn("I/O may be held until the next agent begins")
 		return
 	}
-	if !k.drains.Load() {
+	if !k.drains.Load() || k.seen == nil || !k.seen.Device.Exists || k.leaseLeft() <= 0 {
 		return
 	}
 	if err := k.kernel.dm.Resume(k.top.Name, dm.UdevNormal); err != nil {
 		k.log.Warn("I/O is held until the next agent begins", "err", err)
 	}
+}
+
+// leaseLeft is how long the volume may still be read by what was seen last.
+func (k *kernelKeeper) leaseLeft() time.Duration {
+	w, now := cmp.Or(k.Last().Wanted, k.Kept()), k.seen.Seen
+	now.Clock = k.agent.cfg.Clock()
+	return volume.LeaseLeft(w, &k.memory.Memory, &now, volume.Limits{Lease: k.agent.cfg.Lease}, capabilities)
 }
 
 // takeCheckpoints takes checkpoints of a column as long as they may be taken.

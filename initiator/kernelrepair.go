@@ -5,11 +5,18 @@ package initiator
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/initiator/compare"
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/block"
 )
 
 // This file lets a scrub repair what it has found. device-mapper has no lock for a range, so the I/O of users is held
@@ -17,16 +24,17 @@ import (
 // copies of a few blocks, write them, and read them once more.
 //
 // What is written goes through the column's device, below the one that is held. dm-mirror treats it like a write of
-// users: each leg gets it, the log says so meanwhile, and a leg that fails it is given up while it waits. So nothing else
-// has to know of a repair, and I/O is resumed only after it has ended: an agent that is killed stays, as a process, until
-// its write has ended, and so does its lock.
+// users: each leg gets it, the log says so meanwhile, and a leg that fails it is given up while it waits.
+//
+// I/O may be resumed, and the tables of another grant built, only when nothing is written any more. An agent that is
+// killed, or stops, may leave a write in the kernel. So a repair has a file locked, from before it reads until its write
+// has returned; the kernel unlocks it for a process that is killed when the last call of that has returned.
 
 // repair asks to have the volume to itself.
 type repair struct {
 	column int
 	state  atomic.Int32
 	turn   chan repairTurn // of one; it has the answer if the state is answered
-	began  time.Time       // of the keeper's goroutine: when it got the volume to itself
 }
 
 // The states of a repair that asks: it waits for an answer, has got one, or waits no longer.
@@ -43,10 +51,7 @@ type repairTurn struct {
 	done   func()
 }
 
-var (
-	errUnsettled = errors.New("a leg of the column has failed, or its tables are about to change")
-	errNoTurn    = errors.New("I/O was not held in time")
-)
+var errNoTurn = errors.New("I/O could not be held: writes of users never rest, or a leg of the column does not answer or has failed")
 
 // alone implements compare.Repair.Alone.
 func (k *kernelKeeper) alone(ctx context.Context, column int, do func(compare.Column)) error {
@@ -79,48 +84,66 @@ func (t repairTurn) take(do func(compare.Column)) error {
 	return nil
 }
 
-// repairs reports whether a repair has the volume to itself, or had it when the device was removed.
-func (k *kernelKeeper) repairs() bool {
-	return k.repair != nil && k.repair.state.Load() == repairAnswered
-}
-
 // letRepair holds I/O for a repair, and gives it the volume once nothing is under way.
 func (k *kernelKeeper) letRepair(ctx context.Context, s *seen) {
-	r := k.repair
-	switch {
-	case r == nil || r.state.Load() == repairLeft:
+	if s.Held && k.kernel.repairing(k.volume) {
+		if k.repairs.IsZero() {
+			k.repairs = s.Now
+		}
+		s.Repairing, s.Quiet = k.repairs, false
 		return
-	case k.repairs(): // until it has ended
-	case k.suspends || k.Busy(growDevice) || k.Busy(volume.ResumeIO{}.String()): // I/O may be resumed at any moment
-		return
-	case !s.Held:
-		k.holdOnce(ctx, s)
-		return
-	default:
-		k.answer(r, s)
 	}
-	if k.repairs() && s.Held {
-		s.Repairing, s.Quiet = r.began, false
+	k.repairs = time.Time{}
+	r := k.repair
+	if r == nil || r.state.Load() != repairWaits || !k.mayRepair(s, r.column) {
+		return
+	}
+	switch {
+	case s.Held && k.drains.Load(): // and for nothing else
+		k.answer(r, s)
+	case !s.Held && k.compares.Load().rest(): // or it would wait with a write that waits, as for space
+		k.holdOnce(ctx, s)
 	}
 }
 
-// answer gives a repair its column, or says why not.
-func (k *kernelKeeper) answer(r *repair, s *seen) {
-	t := repairTurn{err: errUnsettled}
-	copies, settled := k.copiesToCompare(r.column)
-	if c := k.columnDevice(s, r.column); settled && c != "" && s.Quiet {
-		t = repairTurn{done: k.draining.Done, column: compare.Column{Copies: copies, Write: func(p []byte, off int64) error { return k.kernel.dm.Write(c, p, off) }}}
+// mayRepair reports whether a column can be repaired once I/O is held.
+func (k *kernelKeeper) mayRepair(s *seen, column int) bool {
+	if !s.Holdable || k.suspends || k.Busy(growDevice) || k.Busy(volume.ResumeIO{}.String()) { // I/O may be resumed at any moment
+		return false
 	}
+	_, settled := k.copiesToCompare(column)
+	return settled && k.columnDevice(s, column) != "" && k.allAnswer(s, column)
+}
+
+// allAnswer reports whether all legs in use of a column answer.
+func (k *kernelKeeper) allAnswer(s *seen, column int) bool {
+	for _, c := range s.Columns[column].Copies {
+		if l := s.Legs[c.Leg]; c.State.InUse() && (!l.Live || l.Silence(s.Now) > 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// answer gives a repair its column.
+func (k *kernelKeeper) answer(r *repair, s *seen) {
 	if !r.state.CompareAndSwap(repairWaits, repairAnswered) {
 		return
 	}
-	if t.err == nil {
-		k.draining.Add(1)
-		r.began = s.Now
-	} else {
-		k.repair = nil
+	unlock, err := k.kernel.lockRepair(k.volume)
+	if err != nil {
+		r.turn <- repairTurn{err: err}
+		return
 	}
-	r.turn <- t
+	k.repairs = s.Now
+	s.Repairing, s.Quiet = s.Now, false
+	k.draining.Add(1)
+	copies, _ := k.copiesToCompare(r.column)
+	device := k.columnDevice(s, r.column)
+	r.turn <- repairTurn{
+		column: compare.Column{Copies: copies, Write: func(p []byte, off int64) error { return k.kernel.dm.Write(device, p, off) }},
+		done:   func() { unlock(); k.draining.Done() },
+	}
 }
 
 // columnDevice is the name of a column's device; empty: it has none that can be written now.
@@ -135,3 +158,43 @@ func (k *kernelKeeper) columnDevice(s *seen, column int) string {
 	}
 	return ""
 }
+
+// repairFile is locked while a repair has a volume to itself.
+func (k *kernel) repairFile(v block.VolumeID) string {
+	return filepath.Join(k.runDir, v.String()+".repair")
+}
+
+func (k *kernel) lockRepair(v block.VolumeID) (unlock func(), err error) {
+	if err := os.MkdirAll(k.runDir, 0o700); err != nil {
+		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, err)
+	}
+	f, err := os.OpenFile(k.repairFile(v), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, errors.Join(err, f.Close()))
+	}
+	return func() { f.Close() }, nil
+}
+
+// repairing reports whether a repair of a volume has not ended, perhaps of another agent. If that cannot be found out, it
+// may be so.
+func (k *kernel) repairing(v block.VolumeID) bool {
+	f, err := os.Open(k.repairFile(v))
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+}
+
+// forgetRepairs removes the file. One that is locked stays.
+func (k *kernel) forgetRepairs(v block.VolumeID) error {
+	if k.repairing(v) {
+		return nil
+	}
+	return remove(k.repairFile(v))
+}
+
+var errRepairing = errors.New("a repair of copies that differ has not ended")

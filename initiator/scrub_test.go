@@ -296,6 +296,180 @@ func TestARepairThatHangsIsWaitedFor(t *testing.T) {
 	})
 }
 
+// hangs has the next write of a repair wait until it is let go.
+func (w *world) hangs() (begun, letGo chan struct{}) {
+	begun, letGo = make(chan struct{}), make(chan struct{})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.written = func() {
+		close(begun)
+		w.mu.Unlock()
+		<-letGo
+		w.mu.Lock()
+	}
+	return begun, letGo
+}
+
+// A write in the kernel outlives the agent that has begun it.
+func TestTheNextAgentWaitsForARepair(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		begun, letGo := w.hangs()
+		w.repairs(&pb.Place{Copy: 1})
+		<-begun
+		w.stop()
+		w.start()
+		time.Sleep(10 * time.Second)
+		w.expect("the write has not returned", "suspend top")
+		if waits := w.attachment().GetWaitingFor(); waits != "the end of a repair of copies that differ" {
+			t.Errorf("the volume waits for %q", waits)
+		}
+		close(letGo)
+		time.Sleep(2 * time.Second)
+		w.expect("it has", "write c0: 4096 at 8192", "resume top")
+		w.until(serving)
+	})
+}
+
+func TestARepairDoesNotWriteAfterItsAgentHasEnded(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		begun := make(chan struct{})
+		w.mu.Lock()
+		w.reading = func() {
+			close(begun)
+			w.mu.Unlock()
+			time.Sleep(time.Second)
+			w.mu.Lock()
+		}
+		w.mu.Unlock()
+		w.repairs(&pb.Place{Copy: 1})
+		<-begun
+		w.stop()
+		w.start()
+		time.Sleep(20 * time.Second)
+		w.holdsNow("t0", 8200, 7)
+		w.until(serving)
+	})
+}
+
+// While users wait, a read must not take long: a drive may try for seconds.
+func TestARepairGivesUpWhatIsReadSlowly(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		w.mu.Lock()
+		w.reading = func() {
+			w.mu.Unlock()
+			time.Sleep(3 * time.Second)
+			w.mu.Lock()
+		}
+		w.mu.Unlock()
+		w.repairs(&pb.Place{Copy: 1})
+		time.Sleep(time.Minute)
+		w.expect("it is tried again", "suspend top", "resume top", "suspend top", "write c0: 4096 at 8192", "resume top")
+	})
+}
+
+func TestAnAgentThatStopsResumesNothingBeyondTheLease(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		begun, letGo := w.hangs()
+		w.repairs(&pb.Place{Copy: 1})
+		<-begun
+		w.cutOff()
+		w.fence("t1")
+		time.Sleep(20 * time.Second)
+		time.AfterFunc(time.Second, func() { close(letGo) })
+		w.took()
+		w.stop()
+		if h := w.took(); slices.Contains(h, "resume top") {
+			t.Errorf("beyond the lease, an agent that stops resumes I/O: %q", h)
+		}
+	})
+}
+
+// A snapshot's hold is the snapshot's alone.
+func TestARepairWaitsForTheEndOfAHold(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		w.scrub(&pb.Scrub{Id: "s1", Repair: true, From: []*pb.Place{{Copy: 1}}})
+		time.Sleep(time.Minute)
+		r := w.attachment().GetScrub()
+		w.hold("h1", 5*time.Second)
+		time.Sleep(time.Second)
+		w.scrub(&pb.Scrub{Id: "s1", Repair: true, From: []*pb.Place{{Copy: 1}}, Run: r.GetRun(), Recorded: 1})
+		time.Sleep(2 * time.Second)
+		w.holdIs("with a repair that waits", pb.HoldState_HOLD_STATE_HELD)
+		w.expect("within the limit", "suspend top")
+		time.Sleep(time.Minute)
+		w.expect("after it", "resume top", "suspend top", "write c0: 4096 at 8192", "resume top")
+	})
+}
+
+// A snapshot is not taken of copies of which one is being written.
+func TestAHoldWaitsForTheEndOfARepair(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		begun, letGo := w.hangs()
+		w.repairs(&pb.Place{Copy: 1})
+		<-begun
+		w.hold("h1", 30*time.Second)
+		time.Sleep(5 * time.Second)
+		w.holdIs("while a repair writes", pb.HoldState_HOLD_STATE_PENDING)
+		close(letGo)
+		time.Sleep(2 * time.Second)
+		w.holdIs("when it has ended", pb.HoldState_HOLD_STATE_HELD)
+	})
+}
+
+// The copy that the operator has named cannot be read any more: that does not make the other one right.
+func TestARepairWritesOnlyWhatWasToldToBeRight(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		w.mu.Lock()
+		w.suspended = func() { w.medium = "t0" }
+		w.mu.Unlock()
+		w.repairs(&pb.Place{Copy: 0})
+		time.Sleep(time.Minute)
+		w.ended(pb.ScrubOutcome_SCRUB_OUTCOME_NOT_KNOWN, "")
+		w.holdsNow("t0", 8200, 7)
+	})
+}
+
+func TestWhatCannotBeReadIsRepaired(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.mu.Lock()
+		w.medium = "t1"
+		w.written = func() { w.medium = "" }
+		w.mu.Unlock()
+		w.repairs()
+		time.Sleep(time.Minute)
+		w.ended(pb.ScrubOutcome_SCRUB_OUTCOME_REPAIRED, "")
+	})
+}
+
+func TestARepairIsTriedAgainWhenALegDoesNotAnswer(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		w.mu.Lock()
+		w.suspended = func() { w.silent["t1"] = make(chan struct{}) }
+		w.mu.Unlock()
+		time.AfterFunc(time.Minute+1500*time.Millisecond, func() { w.answer("t1") })
+		w.repairs(&pb.Place{Copy: 1})
+		time.Sleep(time.Minute)
+		w.ended(pb.ScrubOutcome_SCRUB_OUTCOME_REPAIRED, "")
+	})
+}
+
 // An agent that stops waits for a repair, and then lets I/O go on.
 func TestAnAgentThatStopsEndsItsRepair(t *testing.T) {
 	in(t, 1, 2, func(w *world) {

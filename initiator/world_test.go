@@ -67,6 +67,8 @@ type world struct {
 	stuck     bool          // suspends wait for silent legs
 	suspended func()        // called once, when the top device begins to be suspended, which takes a moment then
 	written   func()        // called once, when a write below the device begins, with mu held
+	reading   func()        // called once, when a leg is read while the top device is suspended, with mu held
+	medium    string        // the node whose legs cannot be read from 8192 to 12288
 	retries   bool          // commands are repeated as often as can be
 	looks     int           // calls of Controllers
 
@@ -633,12 +635,18 @@ func (w *world) Allocated(ctx context.Context, c fabrics.Controller, h fabrics.H
 func (w *world) Read(h fabrics.Head, p []byte, off int64, _ time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if reads, top := w.reading, w.find(mirror.TopName(w.volume)); reads != nil && top != nil && top.Suspended {
+		w.reading = nil
+		reads()
+	}
 	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
 	switch {
 	case i < 0:
 		return unix.ENODEV
 	case w.silent[w.heads[i].node] != nil:
 		return errors.New("no answer")
+	case w.medium == w.heads[i].node && off < 12288 && off+int64(len(p)) > 8192:
+		return block.ErrMedium
 	}
 	clear(p)
 	for at, b := range w.bytes[w.heads[i].node] {
@@ -1038,19 +1046,24 @@ func (w *world) Write(name string, p []byte, off int64) error {
 		w.t.Errorf("%s is written while I/O of users is not held", short(name))
 	}
 	w.did("write %s: %d at %d", short(name), len(p), off)
-	for copy := range w.layout.Copies {
+	for _, h := range w.heads {
 		for i, b := range p {
-			w.bytes[node(copy)][off+int64(i)] = b // of either column
+			if w.under(w.find(name), h) {
+				w.bytes[h.node][off+int64(i)] = b // of either column
+			}
 		}
 	}
 	return nil
 }
 
-// silentIn reports whether a table has a leg that is silent.
+// silentIn reports whether a device has a leg that is silent.
 func (w *world) silentIn(d *dm.State) bool {
-	return d != nil && slices.ContainsFunc(w.heads, func(h fakeHead) bool {
-		return slices.Contains(d.Table.Refs(), dm.Ref(h.Dev)) && w.silent[h.node] != nil
-	})
+	return slices.ContainsFunc(w.heads, func(h fakeHead) bool { return w.silent[h.node] != nil && w.under(d, h) })
+}
+
+// under reports whether a device has a leg below it.
+func (w *world) under(d *dm.State, h fakeHead) bool {
+	return d != nil && slices.ContainsFunc(d.Table.Refs(), func(r dm.Ref) bool { return r == dm.Ref(h.Dev) || w.under(w.find(string(r)), h) })
 }
 
 func (w *world) Wait(ctx context.Context, name string, nr uint32) (dm.Info, error) {

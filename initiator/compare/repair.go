@@ -6,22 +6,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/raid"
 )
 
-// mostHolds is how often a repair tries to have a column to itself, noAnswer apart, and restFor how long it waits each
-// time for a moment without a write.
 const (
-	mostHolds = 60
-	restFor   = 200 * time.Millisecond
+	// mostHolds is how often a repair tries to have a column to itself, noAnswer apart, and pause for how long users go on
+	// before each.
+	mostHolds = 20
+	pause     = 50 * time.Millisecond
+	// slowest is how long the copies may take to be read while users wait, before something is written.
+	slowest = 2 * time.Second
 )
 
 // Repair says how what differs is made equal again. What was found in a piece is told first, and nothing of it is
-// repaired before Proceed. Then, alone with the column, the copies are read again, so that what users have written since
-// is not lost; which one is right is decided anew, by raid.Right; all copies are written, and read once more.
+// repaired before Proceed. Then each finding by itself, alone with the column: the copies are read again, so that what
+// users have written since is not lost; if the copy that was told to be right still is, by raid.Right, what it holds is
+// written to all copies, and these are read once more.
 type Repair struct {
 	// Copies of each column, as the volume is to have them. Named is the copy of each column that is right if nothing else
 	// tells; -1, or no entry: none.
@@ -42,8 +46,8 @@ type Column struct {
 }
 
 var (
-	errAlone  = errors.New("it has no second copy in sync any more")
-	errWrites = errors.New("writes of users never rest")
+	errAlone = errors.New("it has no second copy in sync any more")
+	errSlow  = fmt.Errorf("the copies take more than %v to be read", slowest)
 )
 
 // right is raid.Right for a column; -1 where nothing is repaired.
@@ -88,7 +92,7 @@ func (c *Comparison) ask(ctx context.Context) {
 	}
 }
 
-// mended is what became of a finding.
+// mended is what became of a finding; without an outcome, it is to be tried again.
 type mended struct {
 	outcome volume.ScrubOutcome
 	err     error
@@ -100,87 +104,94 @@ func (p *pieceOf) repair(ctx context.Context, found []volume.ScrubFinding) {
 	if r == nil || len(found) == 0 {
 		return
 	}
-	all := make([]mended, len(found))
-	known := false
-	for i, f := range found {
-		all[i].outcome = volume.ScrubNotKnown
-		known = known || f.Right >= 0
-	}
-	if known {
+	if slices.ContainsFunc(found, func(f volume.ScrubFinding) bool { return f.Right >= 0 }) {
 		p.c.ask(ctx)
-		p.mendAll(ctx, found, all)
 	}
-	for i := 0; i < len(found) && ctx.Err() == nil; i++ {
-		r.Ended(found[i], all[i].outcome, all[i].err)
+	for _, f := range found {
+		is := mended{outcome: volume.ScrubNotKnown}
+		if f.Right >= 0 {
+			is = p.mendOne(ctx, f)
+		}
+		if is.outcome == "" { // the comparison ends; another one finds it again
+			return
+		}
+		r.Ended(f, is.outcome, is.err)
 	}
 }
 
-// mendAll has the column to itself, once that can be had, and repairs what is known.
-func (p *pieceOf) mendAll(ctx context.Context, found []volume.ScrubFinding, all []mended) {
-	why, told := error(nil), ""
+// mendOne has the column to itself, once that can be had, and repairs one finding.
+func (p *pieceOf) mendOne(ctx context.Context, f volume.ScrubFinding) (is mended) {
+	told := ""
 	for range mostHolds {
-		why = errWrites
-		// What waits for a write of users that waits itself, as for space, would hold up all others.
-		if p.rests(ctx, restFor) {
-			why = p.c.cfg.Repair.Alone(ctx, p.column, func(c Column) {
-				for i, f := range found {
-					if f.Right >= 0 {
-						all[i] = p.mend(ctx, f, c)
-					}
-				}
-			})
+		sleep(ctx, pause)
+		if ctx.Err() != nil {
+			return mended{}
 		}
-		if why == nil || ctx.Err() != nil {
-			return
+		is = mended{}
+		if err := p.c.cfg.Repair.Alone(ctx, p.column, func(c Column) { is = p.mend(ctx, f, c) }); err != nil {
+			is.err = err
 		}
-		if why.Error() != told {
-			told = why.Error()
-			p.c.cfg.Waits(fmt.Errorf("repair: %w", why))
+		switch {
+		case is.outcome != "" || ctx.Err() != nil:
+			return is
+		case is.err.Error() != told:
+			told = is.err.Error()
+			p.c.cfg.Waits(fmt.Errorf("repair: %w", is.err))
 		}
 		sleep(ctx, noAnswer)
 	}
-	for i, f := range found {
-		if f.Right >= 0 {
-			all[i] = mended{volume.ScrubNotRepaired, why}
-		}
-	}
+	return mended{volume.ScrubNotRepaired, is.err}
 }
 
 // mend repairs one finding, alone with its column.
 func (p *pieceOf) mend(ctx context.Context, f volume.ScrubFinding, c Column) mended {
-	if ctx.Err() != nil { // before anything is written
-		return mended{volume.ScrubNotRepaired, context.Cause(ctx)}
-	}
 	if len(c.Copies) < 2 {
 		return mended{volume.ScrubNotRepaired, errAlone}
 	}
 	at := &pieceOf{c: p.c, column: f.Column, off: int64(f.Off), n: int64(f.Length)}
+	began := time.Now()
 	is, err := at.read(c.Copies)
 	switch {
-	case err != nil:
-		return mended{volume.ScrubNotRepaired, err}
-	case at.allEqual(is):
+	case err == nil && at.allEqual(is):
 		return mended{volume.ScrubGone, nil}
+	case err == nil && time.Since(began) > slowest:
+		err = errSlow
 	}
-	data := make([]byte, at.n)
-	for off := int64(0); off < at.n; off += unit {
-		from := is.copyOf(is.finding(at, off).Right)
-		if from < 0 {
-			return mended{volume.ScrubNotKnown, nil}
-		}
-		copy(data[off:at.end(off)], is.at(from, off))
+	if err != nil || ctx.Err() != nil {
+		return mended{"", err}
+	}
+	data, known := at.decide(is, f.Right)
+	if !known {
+		return mended{volume.ScrubNotKnown, nil}
 	}
 	if err := c.Write(data, at.off); err != nil {
 		return mended{volume.ScrubNotRepaired, fmt.Errorf("write: %w", err)}
 	}
-	is, err = at.read(c.Copies)
-	if err == nil && !at.allEqual(is) {
+	if is, err = at.read(c.Copies); err == nil && !at.allEqual(is) {
 		err = errors.New("after it was written, copies differ still or cannot be read")
 	}
 	if err != nil {
 		return mended{volume.ScrubNotRepaired, err}
 	}
 	return mended{volume.ScrubRepaired, nil}
+}
+
+// decide collects the data that is right. It reports false if that is not known, or is not what the copy holds that was
+// told to be right.
+func (p *pieceOf) decide(r reading, told int) (data []byte, known bool) {
+	data = make([]byte, p.n)
+	was := slices.IndexFunc(r.copies, func(c Copy) bool { return c.Copy == told })
+	for off := int64(0); off < p.n; off += unit {
+		if was < 0 || r.at(was, off) == nil {
+			return nil, false
+		}
+		right := r.finding(p, off)
+		if !slices.ContainsFunc(right.Equal, func(g []int) bool { return slices.Contains(g, told) && slices.Contains(g, right.Right) }) {
+			return nil, false
+		}
+		copy(data[off:p.end(off)], r.at(was, off))
+	}
+	return data, true
 }
 
 // allEqual reports whether a reading found all copies of a piece equal.
@@ -191,14 +202,4 @@ func (p *pieceOf) allEqual(r reading) bool {
 		}
 	}
 	return true
-}
-
-// copyOf is the place of a copy in a reading; -1: it has none.
-func (r reading) copyOf(copied int) int {
-	for i, c := range r.copies {
-		if c.Copy == copied {
-			return i
-		}
-	}
-	return -1
 }

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/proto/block"
 )
 
 // Write writes to a device, past the page cache and the caches of drives. It returns when the device has answered,
@@ -18,18 +20,31 @@ func (c *Client) Write(name string, p []byte, off int64) error {
 	if err != nil {
 		return err
 	}
-	node := NodePath(info.Number)
-	if is, err := MajorMinor(node); err != nil || is != info.Number {
-		return opError("write", name, errors.Join(fmt.Errorf("%s is not its node", node), err))
-	}
-	f, err := os.OpenFile(node, os.O_WRONLY|unix.O_DIRECT|unix.O_DSYNC, 0)
+	f, err := os.OpenFile(NodePath(info.Number), os.O_WRONLY|unix.O_DIRECT|unix.O_DSYNC, 0)
 	if err != nil {
 		return opError("write", name, err)
 	}
 	data := aligned(len(p))
 	copy(data, p)
-	_, err = f.WriteAt(data, off)
+	if err = c.opened(f, info); err == nil {
+		_, err = f.WriteAt(data, off)
+	}
 	return opError("write", name, errors.Join(err, f.Close()))
+}
+
+// opened checks that a file is a device's: its number could have been another one's when it was opened, and from then on
+// the device keeps it.
+func (c *Client) opened(f *os.File, want Info) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	is := block.DeviceNumber{Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}
+	now, err := c.Info(want.Name)
+	if err != nil || is != now.Number || is != want.Number {
+		return errors.Join(fmt.Errorf("%s is device %v, and not its node", f.Name(), is), err)
+	}
+	return nil
 }
 
 // aligned returns memory that is aligned for O_DIRECT.

@@ -467,6 +467,9 @@ func (s *State) wantedScrub(v *Volume, a *Attachment) *WantedScrub {
 		return nil
 	}
 	w := &WantedScrub{ID: c.ID, Rate: c.Rate, Repair: c.Repair, Begin: c.Position, Run: c.Run, Recorded: c.Found - c.Before.Found}
+	if s.fullLeg(v) != nil {
+		w.Recorded = c.Settled - c.Before.Settled
+	}
 	for _, n := range c.From {
 		// Another leg in its place may have been copied from a wrong one.
 		if l := v.leg(n.Leg); l != nil && l.member() && l.State == LegInSync {
@@ -474,6 +477,17 @@ func (s *State) wantedScrub(v *Volume, a *Attachment) *WantedScrub {
 		}
 	}
 	return w
+}
+
+// fullLeg is a leg of a volume whose writes wait for space, nil if there is none. Nothing is repaired then: it may need
+// space, and users would wait with it.
+func (s *State) fullLeg(v *Volume) *Leg {
+	for i := range v.Legs {
+		if s.fullLegs[v.Legs[i].ID] {
+			return &v.Legs[i]
+		}
+	}
+	return nil
 }
 
 // scrubReport is the newest report on the wanted scrub.
@@ -811,15 +825,7 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 		e.Facts = append(e.Facts, fmt.Sprintf("its scrub is paused at %s of %s, with %s", v.Scrub.Done.Short(), v.scrubTotal().Short(), plural(v.Scrub.Found, "finding")))
 		e.Actions = append(e.Actions, fmt.Sprintf("to let the scrub go on: weft volume scrub %s --resume", v.Name))
 	case ok:
-		c := s.scrubView(v)
-		fact := fmt.Sprintf("its copies are being compared: %s of %s, %s", c.Done.Short(), c.Total.Short(), plural(c.Found, "finding"))
-		if c.Repair {
-			fact += fmt.Sprintf(", %d repaired", c.Repaired)
-		}
-		e.Facts = append(e.Facts, fact)
-		if c.Repair && !r.Repairs {
-			e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", s.scrubber(v).Node))
-		}
+		s.explainRunningScrub(e, v, r)
 	case v.Scrub.wanted() && s.scrubber(v) == nil:
 		e.Waits = append(e.Waits, fmt.Sprintf("scrub: the volume to be attached; it goes on at %s of %s", v.Scrub.Done.Short(), v.scrubTotal().Short()))
 	case v.Scrub.wanted():
@@ -838,6 +844,22 @@ func (s *State) explainScrub(e *Explanation, v *Volume) {
 		e.Actions = append(e.Actions, fmt.Sprintf("to write again what is known to be wrong: weft volume scrub %s --repair", v.Name))
 	case !c.wanted():
 		e.Actions = append(e.Actions, fmt.Sprintf("name the leg that is right where copies differ: weft volume scrub %s --repair --from COLUMN.COPY", v.Name))
+	}
+}
+
+// explainRunningScrub says how far a scrub is, of which the host has reported r.
+func (s *State) explainRunningScrub(e *Explanation, v *Volume, r ScrubReport) {
+	c := s.scrubView(v)
+	fact := fmt.Sprintf("its copies are being compared: %s of %s, %s", c.Done.Short(), c.Total.Short(), plural(c.Found, "finding"))
+	if c.Repair {
+		fact += fmt.Sprintf(", %d repaired", c.Repaired)
+	}
+	e.Facts = append(e.Facts, fact)
+	if c.Repair && !r.Repairs {
+		e.Facts = append(e.Facts, fmt.Sprintf("host %s has a version that compares copies and repairs nothing", s.scrubber(v).Node))
+	}
+	if l := s.fullLeg(v); l != nil && c.Repair && c.Settled < c.Found {
+		e.Waits = append(e.Waits, fmt.Sprintf("scrub: space on %s, before it repairs what it has found", l))
 	}
 }
 

@@ -115,3 +115,25 @@ func TestAScrubIsNotRecordedToBeWhereItCannotBe(t *testing.T) {
 		}
 	}
 }
+
+// A repair may need space where a copy has none, and all of the volume's I/O waits for it on some hosts.
+func TestNothingIsRepairedWhileALegHasNoSpace(t *testing.T) {
+	s := newScript(t)
+	for _, line := range []string{
+		"target t1 drives=4GiB", "target t2 drives=4GiB", "create db1 size=1GiB stripes=1", "comply", "host c1", "attach db1 c1", "comply", "serve c1 db1",
+		"scrub db1 repair from=0.1", "scrubbed c1 db1 found=1 at=4KiB run=r1 repairs known",
+	} {
+		s.run(line)
+	}
+	const waits = "scrub: space on leg 0.0 on t1, before it repairs what it has found"
+	for _, full := range []bool{false, true, false} {
+		s.state.fullLegs[s.state.volumes.Get(s.state.idOf("db1")).Legs[0].ID] = full
+		want := map[bool]string{false: "recorded 1", true: "recorded 0"}[full]
+		if got := s.run("wanted-scrub c1"); !strings.Contains(got, want) {
+			t.Errorf("a leg is full: %v; the host is told %q", full, got)
+		}
+		if got := s.run("explain db1"); strings.Contains(got, waits) != full {
+			t.Errorf("a leg is full: %v; explain says\n%s", full, got)
+		}
+	}
+}
