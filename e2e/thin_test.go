@@ -17,6 +17,45 @@ import (
 // thinSpan is the size of a thin volume in MiB: twice its drives.
 const thinSpan = 2048
 
+// discardsOnTheKernel gives space back from a kernel host, on both copies, and goes on to discard while a target loses its
+// power. The function that it returns checks that the copies are equal then.
+func discardsOnTheKernel(t *testing.T, b *testbed.Bed) (reach func()) {
+	t.Helper()
+	host := b.Clients[0]
+	b.Weft("volume", "create", "db2", "--size", "64MiB", "--copies", "2", "--thin", "--wait")
+	device := b.Attach("db2", host)
+	shell(t, host, "dd if=/dev/urandom of="+device+" bs=1M count=64 oflag=direct status=none")
+	uses := func(what string, atMost block.Size) {
+		t.Helper()
+		b.Eventually(time.Minute, what, func(context.Context) error {
+			for _, l := range b.Volume("db2").Legs {
+				if used := block.Size(l.GetUsedBytes()); used > atMost {
+					return fmt.Errorf("leg %d.%d uses %v", l.GetColumn(), l.GetCopy(), used)
+				}
+			}
+			return nil
+		})
+	}
+	shell(t, host, fmt.Sprintf("blkdiscard -o %d -l %d %s", 32<<20, 32<<20, device))
+	uses("half of the space is given back by both copies", 34*block.MiB)
+	// Several at a time, so that some are under way when the target is lost. What is under way then fails, and so does
+	// what follows while the leg is tracked.
+	const trim = `for lane in 0 1 2 3 4 5 6 7; do (for i in $(seq 0 63); do blkdiscard -o $((lane*4194304+i*65536)) -l 65536 %s; done) >/dev/null 2>&1 & done; sleep 1`
+	shell(t, host, fmt.Sprintf(trim, device))
+	return func() {
+		t.Helper()
+		b.WaitHealth("db2", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
+		out := b.Weft("volume", "scrub", "db2", "--wait")
+		if s := b.Volume("db2").GetScrub(); s.GetFound() != 0 || s.GetAloneBytes() > 0 {
+			t.Errorf("after discards while a target was lost, a scrub found %v\n%s", s, out)
+		}
+		shell(t, host, "blkdiscard "+device) // once more, with both copies
+		uses("all of the space is given back by both copies", 2*block.MiB)
+		b.Detach("db2")
+		b.Weft("volume", "delete", "db2")
+	}
+}
+
 // A kernel host writes to a thin volume that is larger than its drives. A target loses power and comes
 // back; then the drives are full. The writes wait for longer than the kernel repeats any by default, no
 // leg is lost, and they go on when another volume is deleted. A host in user space finds all of it, and
@@ -34,12 +73,14 @@ func TestScenarioThin(t *testing.T) {
 	w := b.Write(kernel, device, 64, 200, 1)
 	w.AwaitProgress(200, time.Minute)
 	away := b.Holder("db1", 0, 1)
+	reach := discardsOnTheKernel(t, b)
 	killUnderWrites(t, b, w, away)
 	w.AwaitProgress(100, time.Minute)
 	b.Up(away)
 	b.WaitHealth("db1", pb.Health_HEALTH_HEALTHY, 2*time.Minute)
 	w.Stop()
 	acks.Add(w)
+	reach()
 
 	w = b.Write(kernel, device, thinSpan, 0, w.Next())
 	last, since := 0, time.Now()

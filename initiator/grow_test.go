@@ -3,6 +3,7 @@
 package initiator
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -103,7 +104,10 @@ func (w *world) takeLimits(d dm.State) error {
 			w.t.Error("a mirrored volume that is in use has discards")
 		}
 	}
-	return os.WriteFile(w.discardsOf(d), []byte(limit), 0o600)
+	queue := filepath.Dir(w.discardsOf(d))
+	return errors.Join(os.WriteFile(w.discardsOf(d), []byte(limit), 0o600),
+		os.WriteFile(filepath.Join(queue, "discard_max_hw_bytes"), []byte("2199023255040\n"), 0o600),
+		os.WriteFile(filepath.Join(queue, "discard_granularity"), []byte("16384\n"), 0o600))
 }
 
 // problem reports whether the agent reports a problem with these texts.

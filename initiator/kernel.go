@@ -272,8 +272,8 @@ func (k *kernel) hide(n block.DeviceNumber) error {
 
 // ---- the device ----
 
-// makeTop makes a volume's device. Over mirrors, discards are disabled: a discard that a leg
-// misses is neither held nor logged.
+// makeTop makes a volume's device. Over mirrors, discards are disabled, unless and until the keeper enables them: see
+// kerneldiscard.go.
 func (k *kernel) makeTop(d dm.Device, mirrored bool) error {
 	if err := k.dm.Do(dm.Step{Op: dm.OpCreate, Device: d}); err != nil {
 		return err
@@ -285,15 +285,7 @@ func (k *kernel) makeTop(d dm.Device, mirrored bool) error {
 	if err != nil {
 		return err
 	}
-	return k.discardsOff(top)
-}
-
-func (k *kernel) discardsOff(d dm.State) error {
-	file := filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", d.Number.Minor), "queue/discard_max_bytes")
-	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
-		return fmt.Errorf("disable discards of %s: %w", d.Name, err)
-	}
-	return nil
+	return k.setDiscards(top, 0)
 }
 
 // growTop makes a volume's device longer, while it is in use. With the new table the device
@@ -301,7 +293,7 @@ func (k *kernel) discardsOff(d dm.State) error {
 // there is no moment in which the device accepts some.
 func (k *kernel) growTop(top dm.State, want dm.Device, mirrors []dm.State) error {
 	for _, c := range mirrors {
-		if err := k.discardsOff(c); err != nil {
+		if err := k.setDiscards(c, 0); err != nil {
 			return err
 		}
 	}
@@ -313,7 +305,7 @@ func (k *kernel) growTop(top dm.State, want dm.Device, mirrors []dm.State) error
 	if len(mirrors) == 0 {
 		return nil
 	}
-	return k.discardsOff(top)
+	return k.setDiscards(top, 0)
 }
 
 func (k *kernel) device(uuid string) (dm.State, error) {

@@ -44,11 +44,14 @@ type copyBegin struct {
 	copy   int
 	waits  bool             // it does not begin yet; nothing else that the column needs waits for that
 	begun  bool             // the log has what the leg misses since some time
+	logged bool             // it has all writes that the leg misses, but not what was discarded meanwhile
+	all    bool             // everything is copied, whatever the log has
 	track  bool             // first, the log begins with what the leg misses from now on
 	lacked *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
 	log    dm.Ref           // with lacked: the log that gets both
 	whole  uint64           // as in volume.CopySeen
 	what   string           // what is copied, for people
+	data   string           // the same if that is where there is data
 }
 
 // apply changes a wanted column, and what is remembered of its copies, to what begins.
@@ -62,6 +65,8 @@ func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 		return
 	case b.lacked != nil:
 		t.Lacked, t.Log, t.Full = b.lacked, b.log, false
+	case b.all:
+		t.Full = true
 	}
 	slots[b.copy].Whole, slots[b.copy].What = b.whole, b.what
 }
@@ -94,38 +99,60 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 	if l == nil {
 		return nil
 	}
-	want, seen := o.Want.Copies[copy], s.Columns[o.Column].Copies[copy]
-	b := &copyBegin{copy: copy, what: l.Copied(want.Whole)}
-	if !o.Want.Full { // the log has all that it misses
-		b.whole = seen.Whole
-		return b
-	}
-	b.whole = l.Revision
-	c := &s.columns[o.Column]
+	why, c := o.Want.Copies[copy].Whole, &s.columns[o.Column]
+	b := &copyBegin{copy: copy, what: l.Copied(why), whole: l.Revision, data: "what holds data, because " + why}
 	b.begun = c.Kind == mirror.ShapeTracked && c.Copy == copy && c.Log == c.log.device // perhaps for another leg: then it has more
-	if c.ill() {
-		return b // its errors are to be cleared, which waits for this
+	if b.logged = !o.Want.Full; b.logged {
+		b.whole = s.Columns[o.Column].Copies[copy].Whole
 	}
-	if w.Thin && !b.begun {
-		b.track = true
-		return b
-	}
-	switch a := k.ask(ctx, w, s, o, l, b.begun); {
-	case !a.done:
-		b.waits = true
-	case a.err != nil:
-		k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "column", o.Column, "why", a.err)
-	case !b.begun:
+	switch {
+	case w.Thin && !k.noDiscards: // the log would not have those from now on
+		if b.waits = true; k.discardsOff {
+			k.holdOnce(ctx, s)
+		}
+	case b.logged && !(w.Thin && b.begun && k.discarded()): // and it misses no discards: there were none since
+	case c.ill(): // its errors are to be cleared, which waits for this
+		b.everything(l)
+	case w.Thin && !b.begun:
 		b.track = true
 	default:
-		log, err := k.kernel.makeLog(c.spare.file)
-		if err != nil {
-			k.log.Warn("all of a leg is copied", "leg", l.Leg.String(), "column", o.Column, "err", err)
-			return b
-		}
-		b.lacked, b.log, b.whole, b.what = &a.image, dm.RefTo(log.Number), a.since, cmp.Or(a.what, "what holds data, because "+want.Whole)
+		k.beginWith(k.ask(ctx, w, s, o, l, b), b, c, l)
 	}
 	return b
+}
+
+// beginWith has a copy begin with what the targets have answered.
+func (k *kernelKeeper) beginWith(a *asking, b *copyBegin, c *columnSeen, l *volume.Link) {
+	why := a.err
+	switch {
+	case !a.done:
+		b.waits = true
+		return
+	case why == nil && !b.begun:
+		b.track = true
+		return
+	case why == nil:
+		var log dm.Loop
+		if log, why = k.kernel.makeLog(c.spare.file); why == nil {
+			b.join(a, dm.RefTo(log.Number))
+			return
+		}
+	}
+	k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "why", why)
+	b.everything(l)
+}
+
+// join has a leg join with what it lacks.
+func (b *copyBegin) join(a *asking, log dm.Ref) {
+	b.lacked, b.log = &a.image, log
+	if !b.logged {
+		b.whole, b.what = a.since, cmp.Or(a.what, b.data)
+	}
+}
+
+// everything has all of the leg copied.
+func (b *copyBegin) everything(l *volume.Link) {
+	b.all, b.whole = true, l.Revision
 }
 
 // forgetSlot forgets, before the log of a column begins clean, what was known of the leg that it is for.
@@ -154,9 +181,9 @@ type lacked struct {
 }
 
 // ask asks what a leg lacks, unless that is under way or done.
-func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, l *volume.Link, begun bool) *asking {
+func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin) *asking {
 	leg := s.legs[l.Leg]
-	of := fmt.Sprintf("%v at %d on %s, log begun %v, change %d", l.Leg, l.Revision, leg.device, begun, k.lists.column(o.Column).stay)
+	of := fmt.Sprintf("%v at %d on %s, log begun %v, logged %v, change %d", l.Leg, l.Revision, leg.device, b.begun, b.logged, k.lists.column(o.Column).stay)
 	if a := k.lists.asked[o.Column]; a != nil && a.of == of {
 		return a
 	} else if a != nil {
@@ -164,7 +191,7 @@ func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o vol
 	}
 	c, link := &s.columns[o.Column], *l
 	t := mirror.Column{Size: c.Size, Region: c.Region}
-	q := question{leg: k.listsOfLeg(l), believes: link.Believes, revision: l.Revision, host: k.kernel.host, size: int64(c.Size), region: int64(t.RegionSize()), regions: t.Regions()}
+	q := question{logged: b.logged, leg: k.listsOfLeg(l), believes: link.Believes, revision: l.Revision, host: k.kernel.host, size: int64(c.Size), region: int64(t.RegionSize()), regions: t.Regions()}
 	for other, want := range o.Want.Copies {
 		source := k.link(o.Column, other)
 		if want.State != volume.InSync || source == nil {
@@ -189,6 +216,7 @@ func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o vol
 
 // question has whom to ask what a leg lacks, and in which regions the answer is told.
 type question struct {
+	logged   bool // only what was discarded is to be found out
 	leg      lists.Leg
 	inSync   []lists.Leg
 	believes func(since uint64) bool
@@ -219,20 +247,30 @@ func (q *question) answer(ctx context.Context) lacked {
 	return found
 }
 
-// listed asks for the lists of writes.
+// listed asks for the lists of writes. Where the log has all writes, those of the legs in sync have what was discarded
+// since the leg was lost: no checkpoint was taken without it.
 func (q *question) listed(ctx context.Context) (found lacked, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lists.ListTimeout)
 	defer cancel()
+	legs := q.inSync
+	if !q.logged {
+		legs = append(slices.Clip(legs), q.leg)
+	}
 	var all []checkpoint.List
 	err = patiently(ctx, func() (err error) {
-		all, err = lists.OfAll(ctx, append(slices.Clip(q.inSync), q.leg))
+		all, err = lists.OfAll(ctx, legs)
 		return err
 	})
 	if err != nil {
 		return found, err
 	}
-	last := len(all) - 1
-	behind, err := lists.Lacks(all[last], all[:last], q.believes)
+	behind := &checkpoint.Behind{}
+	if q.logged {
+		behind.Ranges, err = checkpoint.Unequal(all)
+	} else {
+		last := len(all) - 1
+		behind, err = lists.Lacks(all[last], all[:last], q.believes)
+	}
 	if err != nil {
 		return found, err
 	}

@@ -66,6 +66,9 @@ type kernelKeeper struct {
 	repair   *repair        // what is to have the volume to itself; nil: nothing
 	repairs  time.Time      // since when a repair has the volume to itself, as far as was seen; zero: none has
 
+	discardsOff bool // no discard of users can begin
+	noDiscards  bool // and none is under way
+
 	compares atomic.Pointer[toCompare] // never nil
 
 	counted atomic.Pointer[counted] // nil: no device
@@ -149,6 +152,7 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 	k.publishCounted(w, s)
 	k.publishComparable(w, s)
 	k.letRepair(ctx, s)
+	k.keepDiscards(ctx, w, s)
 	k.seen = s
 	return &s.Seen, nil
 }

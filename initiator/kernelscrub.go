@@ -138,15 +138,21 @@ func (k *kernel) countsIO(number block.DeviceNumber, release string) bool {
 
 // counted is how many reads and writes of a device there were.
 func (k *kernel) counted(number block.DeviceNumber) (reads, writes string, err error) {
-	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "stat"))
+	fields, err := k.statistics(number)
 	if err != nil {
 		return "", "", err
 	}
-	fields := strings.Fields(string(text)) // reads, three more, writes
 	if len(fields) < 5 {
-		return "", "", fmt.Errorf("statistics of device %v: %q", number, text)
+		return "", "", fmt.Errorf("statistics of device %v: %q", number, fields)
 	}
 	return fields[0], fields[4], nil
+}
+
+// statistics are what the kernel counts of a device (Documentation/block/stat.rst): reads, three more, writes, six more,
+// discards, and others.
+func (k *kernel) statistics(number block.DeviceNumber) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(k.sysDir, "dev/block", number.String(), "stat"))
+	return strings.Fields(string(text)), err
 }
 
 // rests reports whether a device has no write under way. The kernel adds up what each processor has counted, one after

@@ -61,7 +61,8 @@
 // A step can block in its suspend when a leg below hangs or an inner mirror holds writes.
 // Then look at the legs, record what has changed, and do the steps of [Release].
 //
-// dm-mirror does not track discards, and it fails a discard that a leg failed instead of
-// holding it. Callers switch discards off on a mirrored volume
-// (queue/discard_max_bytes of the top device).
+// dm-mirror sends a discard to all legs, but does not track it, nor order it against the
+// copy to a leg that rebuilds, and it fails a discard that a leg failed instead of holding
+// it. So callers switch discards off (queue/discard_max_bytes of the top device) at least
+// from before they find out what a leg lacks until it is in sync.
 package mirror
