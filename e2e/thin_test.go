@@ -38,8 +38,8 @@ func discardsOnTheKernel(t *testing.T, b *testbed.Bed) (reach func()) {
 	}
 	shell(t, host, fmt.Sprintf("blkdiscard -o %d -l %d %s", 32<<20, 32<<20, device))
 	uses("half of the space is given back by both copies", 34*block.MiB)
-	// Several at a time, so that some are under way when the target is lost. What is under way then fails, and so does
-	// what follows while the leg is tracked.
+	// Several at a time, so that some are under way when the target is lost: one copy alone does those. What follows is
+	// refused until all copies are in sync again.
 	const trim = `for lane in 0 1 2 3 4 5 6 7; do (for i in $(seq 0 63); do blkdiscard -o $((lane*4194304+i*65536)) -l 65536 %s; done) >/dev/null 2>&1 & done; sleep 1`
 	shell(t, host, fmt.Sprintf(trim, device))
 	return func() {

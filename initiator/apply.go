@@ -719,7 +719,7 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 	var mirrors []dm.State
 	for _, c := range s.columns {
 		for _, d := range c.devices {
-			if d.Name == c.name && w.Layout.Copies > 1 {
+			if d.Name == c.name && w.Layout.Copies > 1 && !mayDiscard(w, s) {
 				mirrors = append(mirrors, d)
 			}
 		}

@@ -288,9 +288,9 @@ func (k *kernel) makeTop(d dm.Device, mirrored bool) error {
 	return k.setDiscards(top, 0)
 }
 
-// growTop makes a volume's device longer, while it is in use. With the new table the device
-// takes over the limits of the columns. So discards are disabled on the columns first, and
-// there is no moment in which the device accepts some.
+// growTop makes a volume's device longer, while it is in use. With the new table the device takes over the limits of the
+// columns. So where it may take no discards, they are disabled on the mirrors first, and there is no moment in which the
+// device accepts some.
 func (k *kernel) growTop(top dm.State, want dm.Device, mirrors []dm.State) error {
 	for _, c := range mirrors {
 		if err := k.setDiscards(c, 0); err != nil {

@@ -183,7 +183,7 @@ type lacked struct {
 // ask asks what a leg lacks, unless that is under way or done.
 func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin) *asking {
 	leg := s.legs[l.Leg]
-	of := fmt.Sprintf("%v at %d on %s, log begun %v, logged %v, change %d", l.Leg, l.Revision, leg.device, b.begun, b.logged, k.lists.column(o.Column).stay)
+	of := fmt.Sprintf("%v at %d on %s, log begun %v, logged %v, change %d, %d", l.Leg, l.Revision, leg.device, b.begun, b.logged, k.lists.column(o.Column).stay, k.discardsOn)
 	if a := k.lists.asked[o.Column]; a != nil && a.of == of {
 		return a
 	} else if a != nil {

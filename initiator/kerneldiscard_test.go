@@ -10,7 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp"
@@ -54,10 +57,15 @@ func TestThinMirrorsTakeDiscardsUnlessALegIsCopiedTo(t *testing.T) {
 		w.discards("all legs are in sync", true)
 		w.fallSilent("t1")
 		time.Sleep(10 * time.Second)
-		w.discards("a leg is away", true)
+		w.discards("a leg is away", false)
+		w.took()
 		w.returns(1)
 		time.Sleep(10 * time.Second)
 		w.discards("a leg is copied to", false)
+		h := w.took()
+		if held, joins := slices.Index(h, "suspend top"), slices.Index(h, "create c0-back1: linear"); held < 0 || held > joins {
+			t.Errorf("discards may be under way when the leg joins: %q", h)
+		}
 		w.finishResync()
 		time.Sleep(10 * time.Second)
 		w.discards("it is in sync again", true)
@@ -66,6 +74,100 @@ func TestThinMirrorsTakeDiscardsUnlessALegIsCopiedTo(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		w.discards("another agent has begun", true)
 	})
+}
+
+// Linux 6.12 does not let a table discard for which that was switched off once.
+func TestATableThatCannotDiscardAnyMoreIsLoadedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2, 2)
+		w.forgets = true
+		w.attach().Thin = true
+		w.stop = w.start()
+		w.until(serving)
+		time.Sleep(10 * time.Second)
+		w.discards("the device is made", true)
+		reloads := slices.DeleteFunc(w.took(), func(s string) bool { return s != "reload top: striped" })
+		if len(reloads) != 1 {
+			t.Errorf("the table was loaded again %d times, want once", len(reloads))
+		}
+	})
+}
+
+func TestAVolumeTakesDiscardsAfterItHasGrown(t *testing.T) {
+	served(t, true, func(w *world) {
+		w.growLegs("t0", "t1")
+		w.wantLarger()
+		time.Sleep(20 * time.Second)
+		w.discards("it has grown", true)
+	})
+}
+
+// An answer from before discards were on again does not have them.
+func TestTargetsAreAskedAgainIfThereWereDiscardsSince(t *testing.T) {
+	served(t, true, func(w *world) {
+		log, hold := uint64(0), make(chan struct{})
+		w.mu.Lock()
+		w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
+			save := w.listed
+			w.lists(map[string]nvmetcp.WrittenLog{"t0": {Committed: 5, Regions: []uint64{log}}, "t1": {}})
+			l := w.listed
+			w.listed = save
+			return l(node, cmd, data)
+		}
+		w.mu.Unlock()
+		w.data = func(context.Context, string) ([]block.Range, error) {
+			<-hold
+			return []block.Range{{Off: 0, End: 256 * region}}, nil
+		}
+		w.discarded("3")
+		w.goesAndReturns(1, 5)
+		time.Sleep(5 * time.Second)
+		w.mu.Lock()
+		file := w.discardsOf(*w.find(mirror.TopName(w.volume)))
+		log = 1 << 40
+		w.mu.Unlock()
+		if err := os.WriteFile(file, []byte("1048576\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		close(hold)
+		time.Sleep(10 * time.Second)
+		if got, want := w.dirty(), []uint64{5, 10}; !slices.Equal(got, want) {
+			t.Errorf("regions %v are copied, want %v", got, want)
+		}
+	})
+}
+
+// A discard that begins and ends while the kernel's counts are added up may hide a write.
+func TestADiscardIsNoRest(t *testing.T) {
+	k, n := &kernel{sysDir: t.TempDir()}, block.DeviceNumber{Major: 253, Minor: 1}
+	dir := filepath.Join(k.sysDir, "dev/block", n.String())
+	put := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(os.MkdirAll(dir, 0o755), unix.Mkfifo(filepath.Join(dir, "inflight"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for discards, want := range map[string]bool{"3": true, "4": false} {
+		put("stat", "12 0 96 3 40 0 320 532 0 292 532 3 0 0 0")
+		go func() {
+			f, err := os.OpenFile(filepath.Join(dir, "inflight"), os.O_WRONLY, 0)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer f.Close()
+			put("stat", "12 0 96 3 40 0 320 532 0 292 532 "+discards+" 0 0 0")
+			if _, err := f.WriteString("0 0\n"); err != nil {
+				t.Error(err)
+			}
+		}()
+		if got := k.rests(n); got != want {
+			t.Errorf("with %s discards: it rests: %v", discards, got)
+		}
+	}
 }
 
 // An operator may bound how much is discarded at a time.

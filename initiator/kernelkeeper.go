@@ -66,8 +66,10 @@ type kernelKeeper struct {
 	repair   *repair        // what is to have the volume to itself; nil: nothing
 	repairs  time.Time      // since when a repair has the volume to itself, as far as was seen; zero: none has
 
-	discardsOff bool // no discard of users can begin
-	noDiscards  bool // and none is under way
+	discardsOff  bool      // no discard of users can begin
+	noDiscards   bool      // and none is under way
+	discardsOn   int       // grows while some may begin
+	discardsNext time.Time // they are not changed before
 
 	compares atomic.Pointer[toCompare] // never nil
 

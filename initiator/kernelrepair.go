@@ -108,18 +108,22 @@ func (k *kernelKeeper) letRepair(ctx context.Context, s *seen) {
 
 // mayRepair reports whether a column can be repaired once I/O is held.
 func (k *kernelKeeper) mayRepair(s *seen, column int) bool {
-	if !s.Holdable || k.suspends || k.Busy(growDevice) || k.Busy(volume.ResumeIO{}.String()) { // I/O may be resumed at any moment
-		return false
-	}
 	_, settled := k.copiesToCompare(column)
-	return settled && k.columnDevice(s, column) != "" && k.allAnswer(s, column)
+	return s.Holdable && !k.suspends && !k.resumes() && settled && k.columnDevice(s, column) != "" && k.allAnswer(s)
 }
 
-// allAnswer reports whether all legs in use of a column answer.
-func (k *kernelKeeper) allAnswer(s *seen, column int) bool {
-	for _, c := range s.Columns[column].Copies {
-		if l := s.Legs[c.Leg]; c.State.InUse() && (!l.Live || l.Silence(s.Now) > 0) {
-			return false
+// resumes reports whether a call is under way that ends with I/O resumed.
+func (k *kernelKeeper) resumes() bool {
+	return k.Busy(growDevice) || k.Busy(changeDiscards) || k.Busy(volume.ResumeIO{}.String())
+}
+
+// allAnswer reports whether all legs in use answer.
+func (k *kernelKeeper) allAnswer(s *seen) bool {
+	for _, column := range s.Columns {
+		for _, c := range column.Copies {
+			if l := s.Legs[c.Leg]; c.State.InUse() && (!l.Live || l.Silence(s.Now) > 0) {
+				return false
+			}
 		}
 	}
 	return true

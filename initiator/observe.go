@@ -227,7 +227,7 @@ func (k *kernelKeeper) observeDevices(ctx context.Context, s *seen) error {
 			d.Users = k.kernel.users(k.top.Number)
 		}
 		s.Device, s.ReadOnly = d, k.top.ReadOnly
-		s.Holdable, s.Held, s.Holding = d.Exists && !d.Failed, k.top.Suspended, k.suspends
+		s.Holdable, s.Held, s.Holding = d.Exists && !d.Failed, k.top.Suspended && !k.resumes(), k.suspends
 		s.Quiet = s.Held // a suspend ends when the I/O under way has
 	}
 	// There may be more than the wanted state says, or that may not be known.

@@ -70,6 +70,7 @@ type world struct {
 	reading   func()        // called once, when a leg is read while the top device is suspended, with mu held
 	medium    string        // the node whose legs cannot be read from 8192 to 12288
 	retries   bool          // commands are repeated as often as can be
+	forgets   bool          // the next table of the top device knows no unit of discards once they are off, as with Linux 6.12
 	looks     int           // calls of Controllers
 
 	epoch      uint64
