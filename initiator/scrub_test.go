@@ -92,6 +92,16 @@ func TestTheCopiesBelowTheTablesAreCompared(t *testing.T) {
 	})
 }
 
+// differs runs f on a host of a volume of two copies, of which one block differs, and on which nobody writes.
+func differs(t *testing.T, f func(w *world)) {
+	t.Helper()
+	in(t, 1, 2, func(w *world) {
+		w.inflight(0)
+		w.holds("t0", 8200, 7)
+		f(w)
+	})
+}
+
 // repairs has the copies of a volume of one column compared and repaired, after what is found was recorded.
 func (w *world) repairs(from ...*pb.Place) {
 	w.scrub(&pb.Scrub{Id: "s1", Repair: true, From: from})
@@ -124,9 +134,7 @@ func (w *world) holdsNow(node string, off int64, want byte) {
 }
 
 func TestWhatDiffersIsRepairedWhileIOIsHeld(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.holds("t1", 8200, 1)
 		w.repairs(&pb.Place{Copy: 1})
 		w.until(serving)
@@ -138,9 +146,7 @@ func TestWhatDiffersIsRepairedWhileIOIsHeld(t *testing.T) {
 }
 
 func TestOfTwoCopiesNoneIsKnownToBeRight(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.scrub(&pb.Scrub{Id: "s1", Repair: true})
 		time.Sleep(time.Minute)
 		w.expect("nothing is written")
@@ -161,9 +167,7 @@ func TestTwoOfThreeCopiesAreRight(t *testing.T) {
 
 // What users write between the comparison and the repair stays.
 func TestARepairKeepsWhatWasWrittenSince(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.holds("t0", 8300, 3)
 		w.holds("t1", 8300, 3)
 		w.mu.Lock()
@@ -179,9 +183,7 @@ func TestARepairKeepsWhatWasWrittenSince(t *testing.T) {
 }
 
 func TestWhatIsEqualByThenIsNotWritten(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.mu.Lock()
 		w.suspended = func() { w.bytes["t0"][8200] = 0 }
 		w.mu.Unlock()
@@ -217,9 +219,7 @@ func TestALegIsLostDuringARepair(t *testing.T) {
 
 // Nothing is repaired while a write of users waits, as for space: all other I/O would wait with it.
 func TestARepairDoesNotBeginWhileAWriteWaits(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.scrub(&pb.Scrub{Id: "s1", Repair: true, From: []*pb.Place{{Copy: 1}}})
 		time.Sleep(time.Minute)
 		r := w.attachment().GetScrub()
@@ -257,9 +257,7 @@ func TestNothingIsRepairedWhileALegHasFailed(t *testing.T) {
 
 // A write of a repair that has not ended is in the way of the next scrub's, and of the tables of the next grant.
 func TestARepairThatHangsIsWaitedFor(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		hangs := make(chan struct{})
 		w.mu.Lock()
 		w.written = func() {
@@ -312,9 +310,7 @@ func (w *world) hangs() (begun, letGo chan struct{}) {
 
 // A write in the kernel outlives the agent that has begun it.
 func TestTheNextAgentWaitsForARepair(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		begun, letGo := w.hangs()
 		w.repairs(&pb.Place{Copy: 1})
 		<-begun
@@ -333,9 +329,7 @@ func TestTheNextAgentWaitsForARepair(t *testing.T) {
 }
 
 func TestARepairDoesNotWriteAfterItsAgentHasEnded(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		begun := make(chan struct{})
 		w.mu.Lock()
 		w.reading = func() {
@@ -357,9 +351,7 @@ func TestARepairDoesNotWriteAfterItsAgentHasEnded(t *testing.T) {
 
 // While users wait, a read must not take long: a drive may try for seconds.
 func TestARepairGivesUpWhatIsReadSlowly(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.mu.Lock()
 		w.reading = func() {
 			w.mu.Unlock()
@@ -374,9 +366,7 @@ func TestARepairGivesUpWhatIsReadSlowly(t *testing.T) {
 }
 
 func TestAnAgentThatStopsResumesNothingBeyondTheLease(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		begun, letGo := w.hangs()
 		w.repairs(&pb.Place{Copy: 1})
 		<-begun
@@ -394,9 +384,7 @@ func TestAnAgentThatStopsResumesNothingBeyondTheLease(t *testing.T) {
 
 // A snapshot's hold is the snapshot's alone.
 func TestARepairWaitsForTheEndOfAHold(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.scrub(&pb.Scrub{Id: "s1", Repair: true, From: []*pb.Place{{Copy: 1}}})
 		time.Sleep(time.Minute)
 		r := w.attachment().GetScrub()
@@ -413,9 +401,7 @@ func TestARepairWaitsForTheEndOfAHold(t *testing.T) {
 
 // A snapshot is not taken of copies of which one is being written.
 func TestAHoldWaitsForTheEndOfARepair(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		begun, letGo := w.hangs()
 		w.repairs(&pb.Place{Copy: 1})
 		<-begun
@@ -430,9 +416,7 @@ func TestAHoldWaitsForTheEndOfARepair(t *testing.T) {
 
 // The copy that the operator has named cannot be read any more: that does not make the other one right.
 func TestARepairWritesOnlyWhatWasToldToBeRight(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.mu.Lock()
 		w.suspended = func() { w.medium = "t0" }
 		w.mu.Unlock()
@@ -457,9 +441,7 @@ func TestWhatCannotBeReadIsRepaired(t *testing.T) {
 }
 
 func TestARepairIsTriedAgainWhenALegDoesNotAnswer(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
+	differs(t, func(w *world) {
 		w.mu.Lock()
 		w.suspended = func() { w.silent["t1"] = make(chan struct{}) }
 		w.mu.Unlock()
@@ -472,20 +454,11 @@ func TestARepairIsTriedAgainWhenALegDoesNotAnswer(t *testing.T) {
 
 // An agent that stops waits for a repair, and then lets I/O go on.
 func TestAnAgentThatStopsEndsItsRepair(t *testing.T) {
-	in(t, 1, 2, func(w *world) {
-		w.inflight(0)
-		w.holds("t0", 8200, 7)
-		begun := make(chan struct{})
-		w.mu.Lock()
-		w.written = func() {
-			close(begun)
-			w.mu.Unlock()
-			time.Sleep(time.Second)
-			w.mu.Lock()
-		}
-		w.mu.Unlock()
+	differs(t, func(w *world) {
+		begun, letGo := w.hangs()
 		w.repairs(&pb.Place{Copy: 1})
 		<-begun
+		time.AfterFunc(time.Second, func() { close(letGo) })
 		w.stop()
 		w.expect("the agent has stopped", "suspend top", "write c0: 4096 at 8192", "resume top")
 		w.start()
