@@ -410,10 +410,17 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 	if k.suspends || s.Held {
 		return volume.ErrLater
 	}
+	k.log.Warn("device suspended", "for", o.For())
+	k.suspendTop(ctx, func() {})
+	return nil
+}
+
+// suspendTop begins to suspend the device, and calls returned when that has ended.
+func (k *kernelKeeper) suspendTop(ctx context.Context, returned func()) {
 	k.suspends = true
 	name := k.top.Name
-	k.log.Warn("device suspended", "for", o.For())
 	go func() {
+		defer returned()
 		err := k.kernel.dm.Suspend(name, true, true)
 		k.Tell(func() {
 			k.suspends = false
@@ -422,7 +429,6 @@ func (k *kernelKeeper) suspend(ctx context.Context, s *seen, o volume.HoldIO) er
 			}
 		})
 	}()
-	return nil
 }
 
 // ending is a controller that is to be deleted. If it fails fast, its I/O fails as soon as the
@@ -717,9 +723,10 @@ func (k *kernelKeeper) growTop(ctx context.Context, w *volume.Wanted, s *seen) e
 		return volume.ErrLater
 	}
 	var mirrors []dm.State
+	without := w.Layout.Copies > 1 && !mayDiscard(w, s)
 	for _, c := range s.columns {
 		for _, d := range c.devices {
-			if d.Name == c.name && w.Layout.Copies > 1 && !mayDiscard(w, s) {
+			if without && d.Name == c.name {
 				mirrors = append(mirrors, d)
 			}
 		}

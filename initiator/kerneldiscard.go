@@ -26,7 +26,7 @@ import (
 //     have it (question).
 //
 // A discard that one leg has not done, because it failed there or was cut off, counts as done to its user: Linux tells
-// nobody. What is read there may depend on the leg until it is written or discarded again.
+// nobody. A read of it may depend on the leg until somebody writes or discards it again.
 //
 // The devices of mirrors that are not thin take no discards: what drives read where something was discarded differs.
 
@@ -60,9 +60,10 @@ func (k *kernelKeeper) keepDiscards(ctx context.Context, w *volume.Wanted, s *se
 	want := block.Size(0)
 	if mayDiscard(w, s) {
 		could, err := k.kernel.limit(k.top, "discard_max_hw_bytes")
-		if want = min(could, mostDiscarded); err != nil {
-			want = now
+		if err != nil {
+			return // it is read again at the next look
 		}
+		want = min(could, mostDiscarded)
 	}
 	if (now == 0) == (want == 0) && now <= mostDiscarded { // or an operator has chosen less
 		return

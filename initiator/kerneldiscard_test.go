@@ -186,7 +186,7 @@ func TestABoundOfDiscardsStays(t *testing.T) {
 	})
 }
 
-// dm-mirror's log has no discards. What was discarded while a leg was away is in the lists of the others.
+// Discards are not in dm-mirror's log. Those that a leg has missed are in the lists of the other legs.
 func TestWhatWasDiscardedWhileALegWasAwayIsCopied(t *testing.T) {
 	unknown := errors.New("no list")
 	for name, test := range map[string]struct {

@@ -10,10 +10,8 @@ import (
 	"log/slog"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -269,20 +267,9 @@ func (k *kernelKeeper) holdOnce(ctx context.Context, s *seen) bool {
 	if k.suspends || s.Held {
 		return false
 	}
-	k.suspends = true
 	k.drains.Store(true)
-	name := k.top.Name
 	k.draining.Add(1)
-	go func() {
-		defer k.draining.Done()
-		err := k.kernel.dm.Suspend(name, true, true)
-		k.Tell(func() {
-			k.suspends = false
-			if err != nil && ctx.Err() == nil {
-				k.log.Warn("device not suspended", "err", err)
-			}
-		})
-	}()
+	k.suspendTop(ctx, k.draining.Done)
 	return true
 }
 
@@ -492,11 +479,10 @@ const adminPiece = 64 << 10
 // written is how much was written to a device since it was made, in bytes. A write counts as one region
 // of a list at least.
 func (k *kernel) written(n block.DeviceNumber) (uint64, error) {
-	b, err := os.ReadFile(filepath.Join(k.sysDir, "block", fmt.Sprintf("dm-%d", n.Minor), "stat"))
+	fields, err := k.statistics(n)
 	if err != nil {
 		return 0, err
 	}
-	fields := strings.Fields(string(b)) // Documentation/block/stat.rst
 	if len(fields) < 7 {
 		return 0, fmt.Errorf("count the writes to device %v: %d fields", n, len(fields))
 	}

@@ -263,7 +263,7 @@ func (w *world) committed(do func(node string, behind []byte)) {
 
 // nothingIsWritten has the kernel count no writes to the first column.
 func (w *world) nothingIsWritten() {
-	dir := filepath.Join(w.dir, "sys/block", filepath.Base(linkTo(w.find(mirror.ColumnName(w.volume, 0)).Number)))
+	dir := filepath.Join(w.dir, "sys/dev/block", w.find(mirror.ColumnName(w.volume, 0)).Number.String())
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		w.t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestWithoutListsTheKernelCopiesEverything(t *testing.T) {
 
 func TestWhatWasWrittenIsCounted(t *testing.T) {
 	k := &kernel{sysDir: t.TempDir()}
-	dir := filepath.Join(k.sysDir, "block/dm-7")
+	dir := filepath.Join(k.sysDir, "dev/block/253:7")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -9,13 +9,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/initiator/compare"
 	"weft.dev/weft/initiator/volume"
+	"weft.dev/weft/proto/agentlock"
 	"weft.dev/weft/proto/block"
 )
 
@@ -32,17 +32,10 @@ import (
 
 // repair asks to have the volume to itself.
 type repair struct {
-	column int
-	state  atomic.Int32
-	turn   chan repairTurn // of one; it has the answer if the state is answered
+	column   int
+	turn     chan repairTurn // who waits no longer takes none
+	answered bool            // of the keeper's goroutine
 }
-
-// The states of a repair that asks: it waits for an answer, has got one, or waits no longer.
-const (
-	repairWaits = iota
-	repairAnswered
-	repairLeft
-)
 
 // repairTurn is the answer: the column, in which nobody else writes until done is called; or err.
 type repairTurn struct {
@@ -55,7 +48,7 @@ var errNoTurn = errors.New("I/O could not be held: writes of users never rest, o
 
 // alone implements compare.Repair.Alone.
 func (k *kernelKeeper) alone(ctx context.Context, column int, do func(compare.Column)) error {
-	r := &repair{column: column, turn: make(chan repairTurn, 1)}
+	r := &repair{column: column, turn: make(chan repairTurn)}
 	k.Tell(func() { k.repair = r }) // no other has the volume: no scrub begins while I/O is held
 	defer k.Tell(func() {
 		if k.repair == r {
@@ -66,22 +59,15 @@ func (k *kernelKeeper) alone(ctx context.Context, column int, do func(compare.Co
 	defer cancel()
 	select {
 	case t := <-r.turn:
-		return t.take(do)
+		if t.err != nil {
+			return t.err
+		}
+		defer t.done()
+		do(t.column)
+		return nil
 	case <-ctx.Done():
-	}
-	if r.state.CompareAndSwap(repairWaits, repairLeft) {
 		return errNoTurn
 	}
-	return (<-r.turn).take(do)
-}
-
-func (t repairTurn) take(do func(compare.Column)) error {
-	if t.err != nil {
-		return t.err
-	}
-	defer t.done()
-	do(t.column)
-	return nil
 }
 
 // letRepair holds I/O for a repair, and gives it the volume once nothing is under way.
@@ -95,7 +81,7 @@ func (k *kernelKeeper) letRepair(ctx context.Context, s *seen) {
 	}
 	k.repairs = time.Time{}
 	r := k.repair
-	if r == nil || r.state.Load() != repairWaits || !k.mayRepair(s, r.column) {
+	if r == nil || r.answered || !k.mayRepair(s, r.column) {
 		return
 	}
 	switch {
@@ -129,24 +115,29 @@ func (k *kernelKeeper) allAnswer(s *seen) bool {
 	return true
 }
 
-// answer gives a repair its column.
+// answer gives a repair its column, or says why not.
 func (k *kernelKeeper) answer(r *repair, s *seen) {
-	if !r.state.CompareAndSwap(repairWaits, repairAnswered) {
-		return
-	}
-	unlock, err := k.kernel.lockRepair(k.volume)
-	if err != nil {
-		r.turn <- repairTurn{err: err}
-		return
-	}
-	k.repairs = s.Now
-	s.Repairing, s.Quiet = s.Now, false
-	k.draining.Add(1)
 	copies, _ := k.copiesToCompare(r.column)
 	device := k.columnDevice(s, r.column)
-	r.turn <- repairTurn{
-		column: compare.Column{Copies: copies, Write: func(p []byte, off int64) error { return k.kernel.dm.Write(device, p, off) }},
-		done:   func() { unlock(); k.draining.Done() },
+	unlock, err := k.kernel.lockRepair(k.volume)
+	t := repairTurn{err: err}
+	if err == nil {
+		k.draining.Add(1)
+		t.done = func() { unlock(); k.draining.Done() }
+		t.column = compare.Column{Copies: copies, Write: func(p []byte, off int64) error { return k.kernel.dm.Write(device, p, off) }}
+	}
+	select {
+	case r.turn <- t:
+		r.answered = true
+	default: // nobody waits
+		if err == nil {
+			t.done()
+		}
+		return
+	}
+	if err == nil {
+		k.repairs = s.Now
+		s.Repairing, s.Quiet = s.Now, false
 	}
 }
 
@@ -172,12 +163,9 @@ func (k *kernel) lockRepair(v block.VolumeID) (unlock func(), err error) {
 	if err := os.MkdirAll(k.runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, err)
 	}
-	f, err := os.OpenFile(k.repairFile(v), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := agentlock.Take(k.repairFile(v), os.O_RDWR|os.O_CREATE, 0o600, unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("lock the repairs of volume %s: %w", v, errors.Join(err, f.Close()))
 	}
 	return func() { f.Close() }, nil
 }
@@ -185,12 +173,12 @@ func (k *kernel) lockRepair(v block.VolumeID) (unlock func(), err error) {
 // repairing reports whether a repair of a volume has not ended, perhaps of another agent. If that cannot be found out, it
 // may be so.
 func (k *kernel) repairing(v block.VolumeID) bool {
-	f, err := os.Open(k.repairFile(v))
+	f, err := agentlock.Take(k.repairFile(v), os.O_RDONLY, 0, unix.LOCK_SH)
 	if err != nil {
 		return !errors.Is(err, fs.ErrNotExist)
 	}
-	defer f.Close()
-	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+	f.Close()
+	return false
 }
 
 // forgetRepairs removes the file. One that is locked stays.

@@ -132,20 +132,8 @@ func (k *kernel) countsIO(number block.DeviceNumber, release string) bool {
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil || major > 6 || major == 6 && minor >= 2 {
 		return false
 	}
-	reads, writes, err := k.counted(number)
-	return err == nil && (reads != "0" || writes != "0")
-}
-
-// counted is how many reads and writes of a device there were.
-func (k *kernel) counted(number block.DeviceNumber) (reads, writes string, err error) {
-	fields, err := k.statistics(number)
-	if err != nil {
-		return "", "", err
-	}
-	if len(fields) < 5 {
-		return "", "", fmt.Errorf("statistics of device %v: %q", number, fields)
-	}
-	return fields[0], fields[4], nil
+	counts, err := k.statistics(number)
+	return err == nil && len(counts) > 4 && (counts[0] != "0" || counts[4] != "0") // reads, writes
 }
 
 // begun are the counts of writes and of discards, which count as writes under way, too.

@@ -68,7 +68,7 @@ type Config struct {
 	// Waits is called when a range could not be compared or repaired, and is to be tried again: with each reason once,
 	// until a range was compared.
 	Waits  func(error)
-	Repair *Repair // nil: what is found stays as it is
+	Repair *Repair // nil: nothing is repaired
 }
 
 // Comparison compares the copies of a volume once, from the beginning to the end. Its methods may be called

@@ -22,13 +22,13 @@ const (
 	slowest = 2 * time.Second
 )
 
-// Repair says how what differs is made equal again. What was found in a piece is told first, and nothing of it is
-// repaired before Proceed. Then each finding by itself, alone with the column: the copies are read again, so that what
-// users have written since is not lost; if the copy that was told to be right still is, by raid.Right, what it holds is
-// written to all copies, and these are read once more.
+// Repair says how copies that differ are made equal again. What was found in a piece is told first, and nothing of it is
+// repaired before Proceed. Then each finding is repaired by itself, alone with the column. The copies are read again, so
+// that nothing is lost that users have written since. If the copy that was told to be right still is, by raid.Right, its
+// data is written to all copies, and these are read once more.
 type Repair struct {
 	// Copies of each column, as the volume is to have them. Named is the copy of each column that is right if nothing else
-	// tells; -1, or no entry: none.
+	// tells; -1: none.
 	Copies int
 	Named  []int
 	// Alone calls do while no I/O of users is under way and none begins. An error that is not of do says that do was not
@@ -56,11 +56,7 @@ func (c *Comparison) right(column int, groups [][]int, inSync int) int {
 	if r == nil || r.Alone == nil {
 		return -1
 	}
-	named := -1
-	if column < len(r.Named) {
-		named = r.Named[column]
-	}
-	return raid.Right(groups, inSync, r.Copies, named)
+	return raid.Right(groups, inSync, r.Copies, r.Named[column])
 }
 
 // Asks reports whether the comparison waits for Proceed: what it has found is to be recorded first.
@@ -92,7 +88,7 @@ func (c *Comparison) ask(ctx context.Context) {
 	}
 }
 
-// mended is what became of a finding; without an outcome, it is to be tried again.
+// mended is the outcome of a repair; empty: the repair is to be tried again.
 type mended struct {
 	outcome volume.ScrubOutcome
 	err     error
