@@ -638,7 +638,9 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 // planColumn returns the steps of a change, the column's copies afterwards, and how a copy begins with it.
 func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) (*copyBegin, []mirror.Step, []slot, error) {
 	begin := k.beginCopy(ctx, w, s, o)
-	if begin != nil && begin.waits { // the column is changed without the leg meanwhile
+	delete(k.lists.awaits, o.Column)
+	if begin != nil && begin.waits != "" { // the column is changed without the leg meanwhile
+		k.lists.awaits[o.Column] = begin.waits
 		o.Want.Copies = slices.Clone(o.Want.Copies)
 		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
 	}
@@ -646,7 +648,7 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 	switch {
 	case err != nil:
 		return nil, nil, nil, err
-	case begin != nil && begin.waits && len(steps) == 0 && k.memory.has(o.Column, slots):
+	case begin != nil && begin.waits != "" && len(steps) == 0 && k.memory.has(o.Column, slots):
 		return nil, nil, nil, volume.ErrLater
 	}
 	return begin, steps, slots, k.forgetSlot(o.Column, begin)

@@ -39,10 +39,16 @@ const (
 	askForEach = 30 * time.Second
 )
 
+// What a copy waits for before it begins.
+const (
+	discardsToEnd = "users' discards under way to end; they can begin no others until it has all data"
+	targetsToSay  = "targets to say what it lacks; if they do not, all of it is copied"
+)
+
 // copyBegin is how a copy to a leg begins.
 type copyBegin struct {
 	copy   int
-	waits  bool             // it does not begin yet; nothing else that the column needs waits for that
+	waits  string           // for what, for people; nothing else that the column needs waits for that. Empty: it begins
 	begun  bool             // the log has what the leg misses since some time
 	logged bool             // it has all writes that the leg misses, but not what was discarded meanwhile
 	all    bool             // everything is copied, whatever the log has
@@ -57,7 +63,7 @@ type copyBegin struct {
 // apply changes a wanted column, and what is remembered of its copies, to what begins.
 func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 	switch {
-	case b == nil || b.waits:
+	case b == nil || b.waits != "":
 		return
 	case b.track:
 		t.Legs[b.copy].State, t.FromNow, t.Full = mirror.Tracked, true, false
@@ -107,7 +113,7 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 	}
 	switch {
 	case w.Thin && !k.noDiscards: // the log would not have those from now on
-		if b.waits = true; k.discardsOff {
+		if b.waits = discardsToEnd; k.discardsOff {
 			k.holdOnce(ctx, s)
 		}
 	case b.logged && !(w.Thin && b.begun && k.discarded()): // and it misses no discards: there were none since
@@ -126,7 +132,7 @@ func (k *kernelKeeper) beginWith(a *asking, b *copyBegin, c *columnSeen, l *volu
 	why := a.err
 	switch {
 	case !a.done:
-		b.waits = true
+		b.waits = targetsToSay
 		return
 	case why == nil && !b.begun:
 		b.track = true

@@ -265,6 +265,11 @@ func TestWhatAnotherHostHasCopiedIsNotCopiedAgain(t *testing.T) {
 			if got := w.dirty(); !slices.Equal(got, test.want) {
 				t.Errorf("%s: regions %v are copied, want %v", name, got, test.want)
 			}
+			for _, c := range w.attachment().GetCopies() {
+				if c.WaitingFor != "" {
+					t.Errorf("%s: the copy goes on, and waits for %s", name, c.WaitingFor)
+				}
+			}
 		})
 	}
 }
@@ -311,6 +316,9 @@ func TestALegIsLostWhileTargetsAreAskedAboutAnother(t *testing.T) {
 			w.wants(l)
 			time.Sleep(2 * time.Second)
 			w.took()
+			if all := w.attachment().GetCopies(); thin && (len(all) != 1 || all[0].LegId != l.LegId || all[0].WaitingFor != targetsToSay) {
+				t.Errorf("%s: of its copies it tells %v", name, all)
+			}
 			w.fallSilent("t1")
 			time.Sleep(4 * time.Second)
 			if got := w.took(); !slices.ContainsFunc(got, func(did string) bool { return strings.HasPrefix(did, "reload") }) {

@@ -62,8 +62,11 @@ func (p *planner) pace() {
 
 // tellCopies says how far rebuilds have come.
 func (p *planner) tellCopies() {
-	for _, column := range p.s.Columns {
-		for _, c := range column.Copies {
+	for k, column := range p.s.Columns {
+		for copy, c := range column.Copies {
+			if l := p.link(Place{k, copy}); l != nil && c.Awaits != "" {
+				p.v.Copies = append(p.v.Copies, CopyTold{Leg: l.Leg, Waiting: c.Awaits})
+			}
 			if c.State != Rebuilding || c.Total == 0 {
 				continue
 			}
