@@ -41,10 +41,11 @@ console-test: ## test the console in headless Chromium, with axe-core (RUN=TestI
 
 # Scenarios that make test leaves to make e2e: they take most of its time, and most of what they
 # show is shown in user space by unit tests, or by a shorter scenario.
-LONG = ANetworkFails|AStaleLegIsRefused|StockHost|ADriveWarnsOfItsEnd|LateWrite|CopiesGoOn|PlainLegsChangeHands|FilesSurviveSnapshotsAndKills|SeveralPaths|BesideTheKernel|RoCE|FilesSurviveDetachAndAttach|Thin|EverythingIsUpgraded|TargetsAreUpgraded|ManagersKilled|PodsVolumeOutlivesTargetAndClient|CachesOfAllCopiesAreLost|Snapshots|Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
+LONG = ANetworkFails|BadInput|AStaleLegIsRefused|StockHost|ADriveWarnsOfItsEnd|LateWrite|CopiesGoOn|PlainLegsChangeHands|FilesSurviveSnapshotsAndKills|SeveralPaths|BesideTheKernel|RoCE|FilesSurviveDetachAndAttach|Thin|EverythingIsUpgraded|TargetsAreUpgraded|ManagersKilled|PodsVolumeOutlivesTargetAndClient|CachesOfAllCopiesAreLost|Snapshots|Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
+HARNESS = TestKernelFiveMachinesBootSideBySide|TestKernelNetwork/throughput# what the machines can do, on which no other test depends
 test: install ## run lint, unit tests, the demo, kernel suites and part of the scenarios in virtual machines; make e2e runs all scenarios
-	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' SKIP='$(LONG)' lint unit demo-test kernel-and-interop e2e
+	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' LESS='$(HARNESS)' SKIP='$(LONG)' lint unit demo-test kernel-and-interop e2e
 
 build: ## build the weft program, static, in bin/
 	go build -ldflags '-X main.release=$(VERSION)' -o bin/weft ./cmd/weft
@@ -62,13 +63,13 @@ race: ## run the unit tests of all that agents and managers are made of under th
 	WEFT_HISTORIES=$${WEFT_HISTORIES:-8} CGO_ENABLED=1 go test -race -count=1 -timeout 60m -skip '^TestKernel|^TestScenario|^TestInterop|^TestKube' ./proto/... ./raid/... ./target/... ./initiator/... ./volmgr/...
 
 kernel: ## test the harness and the kernel wrappers on a real kernel, in virtual machines
-	e2e/again.sh 5 './e2e/vm ./e2e' -count=1 -v -p 1 -timeout 30m -run '^TestKernel'
+	e2e/again.sh 5 './e2e/vm ./e2e' -count=1 -v -p 1 -timeout 30m -run '^TestKernel' $(if $(LESS),-skip '$(LESS)')
 
 interop: ## test Linux's NVMe/TCP host and target with ours, in a virtual machine (KERNEL=6.12 PAIRS=TestOurHost)
 	WEFT_RUN="$${WEFT_RUN:-$(PAIRS)}" go test -count=1 -v -timeout 40m -run '^TestInterop' ./e2e
 
 kernel-and-interop: # side by side: each waits for its machines for a part of its time
-	@e2e/beside.sh "$(MAKE) --no-print-directory kernel" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
+	@e2e/beside.sh "$(MAKE) --no-print-directory kernel LESS='$(LESS)'" "$(MAKE) --no-print-directory interop PAIRS='$(PAIRS)'"
 
 e2e: ## run the scenarios in virtual machines (KERNEL=6.12 COUNT=3 RUN=TestTargetKilled; MANAGERS=3: with three volume managers)
 	$(if $(MANAGERS),WEFT_MANAGERS=$(MANAGERS) )e2e/again.sh 4 './e2e ./e2e/csi' -count=$(COUNT) -v -timeout 85m -p 1 -run '^TestScenario.*$(RUN)' $(if $(SKIP),-skip '^TestScenario($(SKIP))$$')

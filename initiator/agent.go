@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -201,6 +202,8 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 		wants[v] = w
 		if err != nil {
 			problems[v] = fmt.Sprintf("wanted state cannot be applied: %v", err)
+		} else {
+			a.prefer(w)
 		}
 		start(v)
 	}
@@ -210,6 +213,23 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 	a.mu.Unlock()
 	for v, k := range keepers {
 		k.Want(wants[v], problems[v], all.GetGeneration())
+	}
+}
+
+// prefer finds out which networks are near to the GPU that is named for a volume.
+func (a *Agent) prefer(w *volume.Wanted) {
+	if w.GPU == "" {
+		return
+	}
+	find := a.cfg.Networks
+	if find == nil {
+		find = func(gpu string) ([]netip.Prefix, error) {
+			return nil, fmt.Errorf("GPU %s: this agent does not look for GPUs", gpu)
+		}
+	}
+	near, err := find(w.GPU)
+	if w.Near = near; err != nil {
+		w.NearError = err.Error()
 	}
 }
 
@@ -351,8 +371,8 @@ func (a *Agent) report() *pb.InitiatorReport {
 		for _, n := range s.Notes {
 			r.Problems = append(r.Problems, a.problemLocked("attachment "+v.String(), "keep the volume", n))
 		}
-		for _, p := range s.Suspects {
-			r.Problems = append(r.Problems, a.problemLocked("paths "+v.String(), "use every portal", p))
+		for _, p := range s.Paths {
+			r.Problems = append(r.Problems, a.problemLocked("paths "+v.String(), "choose among portals", p))
 		}
 	}
 	return r

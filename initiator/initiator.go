@@ -54,6 +54,9 @@ type Config struct {
 
 	// Near are networks of targets that this machine prefers where its rail decides nothing.
 	Near []netip.Prefix
+	// Networks lists the networks near to a GPU, by its number or PCI address, for attachments that name one. It
+	// may be called from several goroutines; nil: it finds none.
+	Networks func(gpu string) ([]netip.Prefix, error)
 
 	Manager pb.AgentsClient
 	Next    func() // makes Manager use another manager, if there are several; nil: it cannot

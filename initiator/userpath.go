@@ -130,7 +130,7 @@ func (k *healedKeeper) State() keeper.State {
 	}
 	h := k.healing.State()
 	s.Acted, s.Idle = min(s.Acted, h.Acted), s.Idle && h.Idle
-	s.Notes, s.Suspects = slices.Concat(s.Notes, h.Notes), slices.Concat(s.Suspects, h.Suspects)
+	s.Notes, s.Paths = slices.Concat(s.Notes, h.Notes), slices.Concat(s.Paths, h.Paths)
 	if h.Report.GetEpoch() > s.Report.GetEpoch() {
 		s.Report, s.Left = h.Report, h.Left
 	}

@@ -308,7 +308,7 @@ func pbAttachment(a cluster.Attachment) *pb.Attachment {
 		ResyncDoneBytes: uint64(a.ResyncDone), ResyncTotalBytes: uint64(a.ResyncTotal), Since: pbTime(a.Since),
 		SizeBytes: uint64(a.Size), DeviceNumber: a.Number,
 		AuthenticatesWith: list(a.AuthenticatesWith, func(n block.NodeName) string { return string(n) }),
-		StockNqn:          string(a.StockNQN),
+		StockNqn:          string(a.StockNQN), Rail: a.Prefers.Rail, NearGpu: a.Prefers.GPU,
 	}
 }
 
@@ -496,7 +496,7 @@ func pbWantedAttachment(a cluster.WantedAttachment) *pb.WantedAttachment {
 		VolumeId: a.Volume.String(), VolumeName: string(a.VolumeName), SizeBytes: uint64(a.Size), Layout: pbLayout(a.Layout),
 		LegSizeBytes: uint64(a.LegSize), Epoch: uint64(a.Epoch), Mode: toEnum[pb.AttachMode](pb.AttachMode_value, attachModePrefix, a.Mode),
 		BootId: a.BootID, Equalize: a.Equalize, Detach: a.Detach, Legs: list(a.Legs, pbWantedLink), Grant: a.Grant, Scrub: pbWantedScrub(a.Scrub),
-		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin, HealerId: a.Heal,
+		SinceEpoch: uint64(a.SinceEpoch), RebuildBytesPerSecond: uint64(a.RebuildRate), Thin: a.Thin, HealerId: a.Heal, Rail: a.Prefers.Rail, NearGpu: a.Prefers.GPU,
 		Holds: list(a.Holds, func(h cluster.WantedHold) *pb.Hold {
 			return &pb.Hold{Id: h.ID, Limit: durationpb.New(h.Limit), Freeze: h.Freeze, Prepare: h.Prepare}
 		}),

@@ -473,6 +473,7 @@ func (m *Manager) PromoteStaleLeg(ctx context.Context, r *pb.PromoteStaleLegRequ
 func (m *Manager) Attach(ctx context.Context, r *pb.AttachRequest) (*pb.Attachment, error) {
 	in := cluster.Attach{
 		Volume: r.Volume, Node: block.NodeName(r.Node), Mode: fromEnum[cluster.AttachMode](r.Mode, attachModePrefix), KeepsRecord: r.KeepsRecord,
+		Prefers: cluster.Preference{Rail: r.Rail, GPU: r.NearGpu},
 	}
 	return call(ctx, m, in, pbAttachment)
 }

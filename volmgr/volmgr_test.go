@@ -736,7 +736,7 @@ func TestConversionsForgetNoField(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "db1 is ready", func() bool { return r.volume("db1").State == pb.VolumeState_VOLUME_STATE_READY })
-	if _, err := r.Attach(ctx, &pb.AttachRequest{Volume: "db1", Node: "c1"}); err != nil {
+	if _, err := r.Attach(ctx, &pb.AttachRequest{Volume: "db1", Node: "c1", Rail: "a", NearGpu: "0"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "db1 is attached", r.attached("db1"))

@@ -24,6 +24,7 @@ import (
 
 type attachOptions struct {
 	volume, node, mode string
+	rail, nearGPU      string
 	wait               bool
 }
 
@@ -58,13 +59,18 @@ that. The volume must have one copy.
 A snapshot ("db1@mon") and a sealed volume are attached shared-read-only, which
 need not be said.
 
+With --rail or --near-gpu the host reaches this volume through that network, if
+the targets have a portal there. That goes before what its agent prefers for all
+volumes, and stays until the volume is detached.
+
 A host without Weft's agent ("weft node add") gets no device: the command prints
 the NQN that the host connects to.`,
 		Example: `  weft attach db1
   mkfs.ext4 "$(weft attach db1)"
   weft attach db1 --node gpu1 --timeout 2m
   weft attach dataset --node gpu1 --mode shared-read-only
-  weft attach db1@mon --node backup1`,
+  weft attach db1@mon --node backup1
+  weft attach scratch3 --node gpu1 --near-gpu 3`,
 		Args:              cli.Takes("VOLUME"),
 		ValidArgsFunction: g.CompleteAttachable,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
@@ -74,6 +80,8 @@ the NQN that the host connects to.`,
 	}
 	cmd.Flags().StringVar(&o.node, "node", "", "`node` that gets the device (default: this host's name)")
 	cmd.Flags().StringVar(&o.mode, "mode", "", "`mode`: exclusive, shared-read-only or shared-block (default: exclusive; of a snapshot or a sealed volume shared-read-only)")
+	cmd.Flags().StringVar(&o.rail, "rail", "", "reach the volume through this network `rail`, as portals of targets name it")
+	cmd.Flags().StringVar(&o.nearGPU, "near-gpu", "", "reach it through the card nearest to this `GPU` of the node, a number or a PCI address of weft doctor --gpu")
 	cmd.Flags().BoolVar(&o.wait, "wait", true, "wait until the device is there")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(slices.Sorted(maps.Keys(modes)), cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("node", g.CompleteNodes)
@@ -100,7 +108,7 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	if !ok {
 		return cli.UsageError{Err: fmt.Errorf("--mode %q is not known", o.mode), Hint: "use one of: " + strings.Join(slices.Sorted(maps.Keys(modes)), ", ")}
 	}
-	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: how})
+	a, err := api.Attach(ctx, &pb.AttachRequest{Volume: o.volume, Node: node, Mode: how, Rail: o.rail, NearGpu: o.nearGPU})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -115,7 +116,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
 			Datapath: initiator.Datapath(datapath), BlockDevice: kind, TargetPatience: o.patience,
 			ResumeWithin: o.resumeWithin, Holder: holder,
-			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log),
+			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log), Networks: rememberNear(func(which string) ([]netip.Prefix, error) { return networksNear(os.DirFS("/"), which) }),
 		})
 	})
 }
@@ -126,18 +127,47 @@ func nearGPU(root fs.FS, which string, log *slog.Logger) []netip.Prefix {
 	if which == "" {
 		return nil
 	}
-	m, err := gpu.Read(root, "")
-	if err != nil {
-		log.Warn("cannot tell which networks are near to the GPU; none is preferred", "gpu", which, "err", err)
-		return nil
-	}
-	near, err := m.NetworksNear(which)
+	near, err := networksNear(root, which)
 	if err != nil {
 		log.Warn("cannot tell which networks are near to the GPU; none is preferred", "gpu", which, "err", err)
 		return nil
 	}
 	log.Info("networks near to the GPU are preferred", "gpu", which, "networks", near)
 	return near
+}
+
+func networksNear(root fs.FS, which string) ([]netip.Prefix, error) {
+	m, err := gpu.Read(root, "")
+	if err != nil {
+		return nil, err
+	}
+	return m.NetworksNear(which)
+}
+
+// nearFor is how long it is remembered which networks are near to a GPU. Routes change, and to read all that says it
+// takes tens of milliseconds.
+const nearFor = time.Minute
+
+// rememberNear remembers what find has found. The function that it returns may be called from several goroutines.
+func rememberNear(find func(gpu string) ([]netip.Prefix, error)) func(gpu string) ([]netip.Prefix, error) {
+	type found struct {
+		near []netip.Prefix
+		err  error
+		at   time.Time
+	}
+	var mu sync.Mutex
+	all := map[string]found{}
+	return func(gpu string) ([]netip.Prefix, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		f, known := all[gpu]
+		if !known || time.Since(f.at) > nearFor {
+			f.near, f.err = find(gpu)
+			f.at = time.Now()
+			all[gpu] = f
+		}
+		return f.near, f.err
+	}
 }
 
 // holderLinger is how long a holder that an agent has started outlives what it holds.

@@ -505,6 +505,12 @@ func describeAttachment(w io.Writer, a *pb.Attachment, out *cli.Output) {
 	if with := a.GetAuthenticatesWith(); len(with) > 0 {
 		all = append(all, "authenticates with", strings.Join(with, ", "))
 	}
+	if a.GetRail() != "" {
+		all = append(all, "rail", a.GetRail())
+	}
+	if a.GetNearGpu() != "" {
+		all = append(all, "near GPU", a.GetNearGpu())
+	}
 	if a.GetWaitingFor() != "" {
 		all = append(all, "waiting for", a.GetWaitingFor())
 	}

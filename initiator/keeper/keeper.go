@@ -341,7 +341,7 @@ func (k *Keeper) publish(w *volume.Wanted, s *volume.Seen, v volume.Verdict, gen
 	k.phase = v.Phase
 	now := State{
 		Acted: generation, Notes: append(v.Notes, k.unreturned()...),
-		Suspects: v.Suspects, Left: k.leaving && v.Phase == volume.DetachedClean,
+		Paths: v.Paths, Left: k.leaving && v.Phase == volume.DetachedClean,
 	}
 	idle := w == nil && s != nil && s.Empty() && m.Epoch == 0 && len(k.busy) == 0
 	if !idle && r.Epoch != 0 {

@@ -38,6 +38,8 @@ func Parse(p *pb.WantedAttachment) (*volume.Wanted, error) {
 		RebuildRate: block.Size(p.GetRebuildBytesPerSecond()),
 		Thin:        p.GetThin(),
 		Heal:        p.GetHealerId() != "",
+		Rail:        p.GetRail(),
+		GPU:         p.GetNearGpu(),
 		Layout: block.Layout{
 			Stripes: int(p.GetLayout().GetStripes()),
 			Copies:  int(p.GetLayout().GetCopies()),
@@ -235,15 +237,15 @@ func parsePortals(all []*pb.Portal) (known []block.Portal, err error) {
 
 // State is a keeper's public view of its volume.
 type State struct {
-	Report   *pb.AttachmentReport // nil if there is nothing to report
-	Notes    []string             // what makes no progress, for people
-	Suspects []string             // portals that are not trusted, for people
-	Acted    uint64               // the generation of the wanted state last acted on
-	Idle     bool                 // the volume is not wanted, and nothing of it is left here
-	Left     bool                 // it was detached cleanly, though wanted, because its host shuts down
+	Report *pb.AttachmentReport // nil if there is nothing to report
+	Notes  []string             // what makes no progress, for people
+	Paths  []string             // why it does not use the paths that it could, for people
+	Acted  uint64               // the generation of the wanted state last acted on
+	Idle   bool                 // the volume is not wanted, and nothing of it is left here
+	Left   bool                 // it was detached cleanly, though wanted, because its host shuts down
 }
 
 // news reports whether the manager should hear of s soon, after was.
 func (s State) news(was State) bool {
-	return s.Acted != was.Acted || News(was.Report, s.Report) || !slices.Equal(s.Suspects, was.Suspects)
+	return s.Acted != was.Acted || News(was.Report, s.Report) || !slices.Equal(s.Paths, was.Paths)
 }

@@ -198,7 +198,7 @@ func TestAPathDoesNotGoBackToARailThatIsDown(t *testing.T) {
 	railed(t, 1, 2, func(w *world) {
 		down := w.fails("t0")
 		time.Sleep(2 * time.Second)
-		if notes := w.keeper.State().Suspects; !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, down) && strings.Contains(n, "suspect") }) {
+		if notes := w.keeper.State().Paths; !slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, down) && strings.Contains(n, "suspect") }) {
 			t.Errorf("the suspects are %q, want %s", notes, down)
 		}
 		w.took()

@@ -277,8 +277,8 @@ func (p *planner) noteSuspects() {
 				continue
 			}
 			told[path] = true
-			p.v.Suspects = append(p.v.Suspects, fmt.Sprintf("portal %v of %s is suspect: it has fallen silent %s, and is used again from %s on, earlier only if no other answers",
-				portal, l.Node, times(p.m.Suspects[path].Times), until.UTC().Format(time.RFC3339)))
+			p.v.path("portal %v of %s is suspect: it has fallen silent %s, and is used again from %s on, earlier only if no other answers",
+				portal, l.Node, times(p.m.Suspects[path].Times), until.UTC().Format(time.RFC3339))
 		}
 	}
 }

@@ -379,6 +379,44 @@ func TestNearNetworksComeFirst(t *testing.T) {
 	}
 }
 
+// What is preferred for a volume goes before what its host prefers for all.
+func TestAVolumePrefersItsOwnNetwork(t *testing.T) {
+	portals := []block.Portal{
+		{Transport: block.TCP, Address: "192.0.2.2", Port: 4420, Rail: "a"},
+		{Transport: block.TCP, Address: "198.51.100.2", Port: 4420, Rail: "b"},
+		{Transport: block.TCP, Address: "203.0.113.2", Port: 4420, Rail: "c"},
+	}
+	near := func(text string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(text)} }
+	for name, test := range map[string]struct {
+		of   Wanted
+		want []string
+	}{
+		"nothing":           {Wanted{}, []string{"198.51.100.2", "203.0.113.2", "192.0.2.2"}},
+		"a rail":            {Wanted{Rail: "a"}, []string{"192.0.2.2", "198.51.100.2", "203.0.113.2"}},
+		"a network":         {Wanted{Near: near("192.0.2.0/24")}, []string{"192.0.2.2", "198.51.100.2", "203.0.113.2"}},
+		"both":              {Wanted{Rail: "c", Near: near("192.0.2.0/24")}, []string{"203.0.113.2", "192.0.2.2", "198.51.100.2"}},
+		"a rail that is no": {Wanted{Rail: "d"}, []string{"198.51.100.2", "203.0.113.2", "192.0.2.2"}},
+	} {
+		for volume := range 16 {
+			w := test.of
+			w.Volume = block.VolumeID{UUID: block.UUIDFromRandom([16]byte{byte(volume)})}
+			w.Links = []Link{{Portals: slices.Clone(portals)}}
+			p := &planner{c: Capabilities{Rail: "b", Near: near("203.0.113.0/24")}, w: &w, m: &Memory{}, s: &Seen{}}
+			var got []string
+			for _, portal := range p.inTurn(&w.Links[0]) {
+				got = append(got, portal.Address)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("a volume that prefers %s: %v, want %v", name, got, test.want)
+			}
+			p.notePreference()
+			if told := slices.Contains(p.v.Paths, "rail d is not preferred: no target has a portal on it"); told != (w.Rail == "d") {
+				t.Errorf("a volume that prefers %s: it is told %q", name, p.v.Paths)
+			}
+		}
+	}
+}
+
 func TestTheOperatorIsToldOfSuspectPortals(t *testing.T) {
 	p := mover()
 	at := PathSeen{Path: Path{"nqn.a", portal(1)}, Answered: true}
@@ -386,8 +424,8 @@ func TestTheOperatorIsToldOfSuspectPortals(t *testing.T) {
 	p.m.FellSilent(at, p.s.Now)
 	p.noteSuspects()
 	want := []string{"portal tcp://192.0.2.2:4420 of t0 is suspect: it has fallen silent 2 times, and is used again from 2001-09-09T01:47:00Z on, earlier only if no other answers"}
-	if !slices.Equal(p.v.Suspects, want) {
-		t.Errorf("suspects %q, want %q", p.v.Suspects, want)
+	if !slices.Equal(p.v.Paths, want) {
+		t.Errorf("suspects %q, want %q", p.v.Paths, want)
 	}
 }
 

@@ -74,8 +74,8 @@ func (p *planner) portals(l *Link) (all []block.Portal) {
 }
 
 // inTurn lists the portals that fit, as this leg would use them if all were alike. Volumes begin
-// at different rails, and so do the columns of a volume and the copies of a column. The host's own
-// rail comes first, then the networks near to it.
+// at different rails, and so do the columns of a volume and the copies of a column. The volume's own rail
+// comes first, then the networks near to its GPU, then the host's rail and the networks near to that.
 func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	for _, portal := range l.Portals {
 		if p.fits(portal) {
@@ -90,12 +90,16 @@ func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	all = append(all[first:], all[:first]...)
 	own := func(portal block.Portal) int {
 		switch {
-		case p.c.Rail != "" && portal.Rail == p.c.Rail:
+		case p.w.Rail != "" && portal.Rail == p.w.Rail:
 			return 0
-		case p.near(portal):
+		case within(p.w.Near, portal):
 			return 1
+		case p.c.Rail != "" && portal.Rail == p.c.Rail:
+			return 2
+		case within(p.c.Near, portal):
+			return 3
 		}
-		return 2
+		return 4
 	}
 	slices.SortStableFunc(all, func(a, b block.Portal) int { return cmp.Compare(own(a), own(b)) })
 	for i := range all {
@@ -104,10 +108,21 @@ func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	return all
 }
 
-// near reports whether a portal is in a network that this host prefers.
-func (p *planner) near(portal block.Portal) bool {
+// notePreference says which networks that are preferred for the volume there are not.
+func (p *planner) notePreference() {
+	if p.w.NearError != "" {
+		p.v.path("networks near to a GPU are not preferred: %s", p.w.NearError)
+	}
+	onRail := func(portal block.Portal) bool { return portal.Rail == p.w.Rail }
+	if p.w.Rail != "" && !slices.ContainsFunc(p.w.Links, func(l Link) bool { return slices.ContainsFunc(l.Portals, onRail) }) {
+		p.v.path("rail %s is not preferred: no target has a portal on it", p.w.Rail)
+	}
+}
+
+// within reports whether a portal is in one of these networks.
+func within(networks []netip.Prefix, portal block.Portal) bool {
 	at, err := netip.ParseAddr(portal.Address)
-	return err == nil && slices.ContainsFunc(p.c.Near, func(n netip.Prefix) bool { return n.Contains(at) })
+	return err == nil && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(at) })
 }
 
 func (p *planner) fits(portal block.Portal) bool {

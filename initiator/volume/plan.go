@@ -91,6 +91,7 @@ func (p *planner) serve() {
 	p.trySilent()
 	p.tryRefused()
 	p.noteSuspects()
+	p.notePreference()
 	p.scrub()
 	p.v.Done, p.v.Total = p.s.Done, p.s.Total
 	p.tellCopies()

@@ -44,7 +44,7 @@ type Verdict struct {
 	Phase       Phase
 	Waiting     []string   // what I/O or the device waits for
 	Notes       []string   // what else makes no progress
-	Suspects    []string   // portals that have fallen silent lately
+	Paths       []string   // why paths are not used that could be, or not first
 	Done, Total block.Size // bytes copied
 	GaveUp      *Over      // nil: it did not give up
 	Holds       []HoldSeen // the requested holds
@@ -69,6 +69,11 @@ func (v *Verdict) Wait(format string, args ...any) {
 // Note adds something that makes no progress but holds nothing up.
 func (v *Verdict) Note(format string, args ...any) {
 	v.Notes = append(v.Notes, fmt.Sprintf(format, args...))
+}
+
+// path adds why a path is not used that could be, or not first.
+func (v *Verdict) path(format string, args ...any) {
+	v.Paths = append(v.Paths, fmt.Sprintf(format, args...))
 }
 
 // Failed adds the orders that failed. If the volume does not serve and waits for nothing else,

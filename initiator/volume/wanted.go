@@ -3,6 +3,8 @@
 package volume
 
 import (
+	"net/netip"
+
 	"weft.dev/weft/proto/block"
 )
 
@@ -30,6 +32,11 @@ type Wanted struct {
 	// nobody writes, so no leg in sync falls behind.
 	Heal  bool
 	Links []Link // by column, then copy
+	// Rail is the network rail that is preferred for it, before what the host prefers for all its volumes; empty:
+	// none. GPU names a GPU of the host, and Near has the networks of the card nearest to it.
+	Rail, GPU string
+	Near      []netip.Prefix
+	NearError string // why Near is empty although a GPU is named
 }
 
 // Link is a leg that the manager wants used.

@@ -21,13 +21,14 @@ package block
 //	11 legs that are in use change from the one to the other, so that volumes that are not thin may have
 //	   snapshots there
 //	12 hosts use several paths to a leg at a time, for volumes for which that is accepted
+//	13 an attachment says through which network its host reaches the volume, if it can choose
 type Level uint32
 
 const (
 	// FirstLevel is that of versions before levels.
 	FirstLevel Level = 1
 	// KnownLevel is the newest that this program knows.
-	KnownLevel Level = 12
+	KnownLevel Level = 13
 )
 
 // SaidLevel is the level that a peer says it knows. One that says none is from before levels.

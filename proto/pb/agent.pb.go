@@ -4840,7 +4840,10 @@ type WantedAttachment struct {
 	Thin                  bool   `protobuf:"varint,62,opt,name=thin,proto3" json:"thin,omitempty"`                                                                    // its legs are mapped; a host copies zeroes to them as zeroes, so that they take no space
 	// If it is not empty, the volume is detached: the host copies to its legs and makes no device for
 	// users. Only the process of this id may do so; nobody writes, so it records no leg in sync as stale.
-	HealerId      string `protobuf:"bytes,70,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
+	HealerId string `protobuf:"bytes,70,opt,name=healer_id,json=healerId,proto3" json:"healer_id,omitempty"`
+	// The portals that the host prefers for this volume, before those that it prefers for all: as in AttachRequest.
+	Rail          string `protobuf:"bytes,71,opt,name=rail,proto3" json:"rail,omitempty"`
+	NearGpu       string `protobuf:"bytes,72,opt,name=near_gpu,json=nearGpu,proto3" json:"near_gpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4997,6 +5000,20 @@ func (x *WantedAttachment) GetThin() bool {
 func (x *WantedAttachment) GetHealerId() string {
 	if x != nil {
 		return x.HealerId
+	}
+	return ""
+}
+
+func (x *WantedAttachment) GetRail() string {
+	if x != nil {
+		return x.Rail
+	}
+	return ""
+}
+
+func (x *WantedAttachment) GetNearGpu() string {
+	if x != nil {
+		return x.NearGpu
 	}
 	return ""
 }
@@ -6919,7 +6936,7 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12;\n" +
 	"\vattachments\x18\x03 \x03(\v2\x19.weft.v1.WantedAttachmentR\vattachments\x12$\n" +
 	"\x05scale\x18\x04 \x01(\v2\x0e.weft.v1.ScaleR\x05scale\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xdf\x04\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\"\x8e\x05\n" +
 	"\x10WantedAttachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
 	"\vvolume_name\x18\x02 \x01(\tR\n" +
@@ -6942,7 +6959,9 @@ const file_weft_v1_agent_proto_rawDesc = "" +
 	"\x05scrub\x18< \x01(\v2\x0e.weft.v1.ScrubR\x05scrub\x127\n" +
 	"\x18rebuild_bytes_per_second\x18= \x01(\x04R\x15rebuildBytesPerSecond\x12\x12\n" +
 	"\x04thin\x18> \x01(\bR\x04thin\x12\x1b\n" +
-	"\thealer_id\x18F \x01(\tR\bhealerId\"\xd9\x01\n" +
+	"\thealer_id\x18F \x01(\tR\bhealerId\x12\x12\n" +
+	"\x04rail\x18G \x01(\tR\x04rail\x12\x19\n" +
+	"\bnear_gpu\x18H \x01(\tR\anearGpu\"\xd9\x01\n" +
 	"\x05Scrub\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
 	"\x10bytes_per_second\x18\x02 \x01(\x04R\x0ebytesPerSecond\x12\x16\n" +

@@ -4822,7 +4822,11 @@ type AttachRequest struct {
 	// The caller sets Volume.formatted itself, before anything is written. Without this,
 	// an attachment that can write records "raw" if no file system is recorded, so that
 	// the volume is never taken for an empty one later.
-	KeepsRecord   bool `protobuf:"varint,4,opt,name=keeps_record,json=keepsRecord,proto3" json:"keeps_record,omitempty"`
+	KeepsRecord bool `protobuf:"varint,4,opt,name=keeps_record,json=keepsRecord,proto3" json:"keeps_record,omitempty"`
+	// Through which portals of the targets the host reaches the volume, if there is a choice; empty: as the host
+	// does for all its volumes. A host without an agent chooses by itself, and is refused both.
+	Rail          string `protobuf:"bytes,5,opt,name=rail,proto3" json:"rail,omitempty"`
+	NearGpu       string `protobuf:"bytes,6,opt,name=near_gpu,json=nearGpu,proto3" json:"near_gpu,omitempty"` // the networks of the card nearest to this GPU of the host: a number, or a PCI address
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4883,6 +4887,20 @@ func (x *AttachRequest) GetKeepsRecord() bool {
 		return x.KeepsRecord
 	}
 	return false
+}
+
+func (x *AttachRequest) GetRail() string {
+	if x != nil {
+		return x.Rail
+	}
+	return ""
+}
+
+func (x *AttachRequest) GetNearGpu() string {
+	if x != nil {
+		return x.NearGpu
+	}
+	return ""
 }
 
 type DetachRequest struct {
@@ -6154,12 +6172,14 @@ const file_weft_v1_manager_proto_rawDesc = "" +
 	"\x16PromoteStaleLegRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x15\n" +
 	"\x06leg_id\x18\x02 \x01(\tR\x05legId\x12(\n" +
-	"\x10accept_data_loss\x18\x03 \x01(\bR\x0eacceptDataLoss\"\x87\x01\n" +
+	"\x10accept_data_loss\x18\x03 \x01(\bR\x0eacceptDataLoss\"\xb6\x01\n" +
 	"\rAttachRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12'\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x13.weft.v1.AttachModeR\x04mode\x12!\n" +
-	"\fkeeps_record\x18\x04 \x01(\bR\vkeepsRecord\"i\n" +
+	"\fkeeps_record\x18\x04 \x01(\bR\vkeepsRecord\x12\x12\n" +
+	"\x04rail\x18\x05 \x01(\tR\x04rail\x12\x19\n" +
+	"\bnear_gpu\x18\x06 \x01(\tR\anearGpu\"i\n" +
 	"\rDetachRequest\x12\x16\n" +
 	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +

@@ -3101,6 +3101,8 @@ type Attachment struct {
 	// The host has no agent of Weft and connects by itself: to this subsystem, which the discovery
 	// controllers of all targets name. Empty: it has an agent.
 	StockNqn      string `protobuf:"bytes,17,opt,name=stock_nqn,json=stockNqn,proto3" json:"stock_nqn,omitempty"`
+	Rail          string `protobuf:"bytes,18,opt,name=rail,proto3" json:"rail,omitempty"` // as in AttachRequest
+	NearGpu       string `protobuf:"bytes,19,opt,name=near_gpu,json=nearGpu,proto3" json:"near_gpu,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3243,6 +3245,20 @@ func (x *Attachment) GetAuthenticatesWith() []string {
 func (x *Attachment) GetStockNqn() string {
 	if x != nil {
 		return x.StockNqn
+	}
+	return ""
+}
+
+func (x *Attachment) GetRail() string {
+	if x != nil {
+		return x.Rail
+	}
+	return ""
+}
+
+func (x *Attachment) GetNearGpu() string {
+	if x != nil {
+		return x.NearGpu
 	}
 	return ""
 }
@@ -3639,7 +3655,7 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"\tscheduled\x18\r \x01(\bR\tscheduled\"3\n" +
 	"\x05Place\x12\x16\n" +
 	"\x06column\x18\x01 \x01(\rR\x06column\x12\x12\n" +
-	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xbb\x04\n" +
+	"\x04copy\x18\x02 \x01(\rR\x04copy\"\xea\x04\n" +
 	"\n" +
 	"Attachment\x12\x1b\n" +
 	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x1f\n" +
@@ -3661,7 +3677,9 @@ const file_weft_v1_types_proto_rawDesc = "" +
 	"size_bytes\x18\r \x01(\x04R\tsizeBytes\x12#\n" +
 	"\rdevice_number\x18\x0e \x01(\tR\fdeviceNumber\x12-\n" +
 	"\x12authenticates_with\x18\x10 \x03(\tR\x11authenticatesWith\x12\x1b\n" +
-	"\tstock_nqn\x18\x11 \x01(\tR\bstockNqn\"\xb7\x02\n" +
+	"\tstock_nqn\x18\x11 \x01(\tR\bstockNqn\x12\x12\n" +
+	"\x04rail\x18\x12 \x01(\tR\x04rail\x12\x19\n" +
+	"\bnear_gpu\x18\x13 \x01(\tR\anearGpu\"\xb7\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +

@@ -399,6 +399,7 @@ type WantedAttachment struct {
 	Thin        bool
 	Heal        string // the process that is to copy to legs, without a device for users; empty: it is an attachment
 	Holds       []WantedHold
+	Prefers     Preference
 }
 
 // WantedHold asks a host to hold a volume's I/O while it is listed, but not for longer than Limit.

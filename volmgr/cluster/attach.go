@@ -5,9 +5,11 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/volmgr/event"
@@ -51,7 +53,50 @@ type Attach struct {
 	// KeepsRecord: the caller keeps Volume.Formatted up to date. Otherwise it becomes Raw
 	// if the attachment can write and no file system is recorded.
 	KeepsRecord bool
+	Prefers     Preference
 }
+
+// Preference is through which portals of its targets a host reaches a volume, if there is a choice. The zero value
+// is what the host prefers for all its volumes.
+type Preference struct {
+	Rail string `json:"rail,omitempty"`
+	GPU  string `json:"gpu,omitempty"` // a GPU of the host, to the networks of whose nearest card they belong
+}
+
+func (p Preference) String() string {
+	switch {
+	case p == Preference{}:
+		return "none"
+	case p.GPU == "":
+		return "rail " + p.Rail
+	case p.Rail == "":
+		return "the networks near to GPU " + p.GPU
+	}
+	return "rail " + p.Rail + " and the networks near to GPU " + p.GPU
+}
+
+// preferenceLevel is the level from which on records hold preferences.
+const preferenceLevel block.Level = 13
+
+var gpuName = regexp.MustCompile(`^([0-9]{1,3}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])$`)
+
+// mayPrefer refuses a preference that means nothing, or that a host cannot have.
+func (t *tx) mayPrefer(n *Node, p Preference) error {
+	switch {
+	case p == Preference{}:
+		return nil
+	case len(p.Rail) > mostRail || strings.ContainsFunc(p.Rail, func(r rune) bool { return !unicode.IsGraphic(r) }):
+		return invalid("rail", "%q: must be the name of a rail, of at most %d bytes", p.Rail, mostRail)
+	case p.GPU != "" && !gpuName.MatchString(p.GPU):
+		return invalid("near_gpu", "%q: must be a number or a PCI address", p.GPU).hint("`weft doctor --gpu` on %s lists its GPUs", n.Name)
+	case n.Stock:
+		return refused(ReasonNoInitiator, nodeObject(n.Name), "it has no agent, which chooses portals").hint("attach without a rail and a GPU")
+	}
+	return t.needsLevel(preferenceLevel, "a network for one volume")
+}
+
+// mostRail is the length of the longest name of a rail, in bytes.
+const mostRail = 253
 
 func (in Attach) apply(t *tx) (view, error) {
 	v, n, err := t.s.parties(in)
@@ -62,8 +107,11 @@ func (in Attach) apply(t *tx) (view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := t.mayPrefer(n, in.Prefers); err != nil {
+		return nil, err
+	}
 	if v.users() != "" {
-		done, err := t.attachAgain(v, in.Node, mode)
+		done, err := t.attachAgain(v, in, mode)
 		if done {
 			t.handOut(v, in.KeepsRecord, mode)
 		}
@@ -76,9 +124,9 @@ func (in Attach) apply(t *tx) (view, error) {
 	}
 	t.handOut(v, in.KeepsRecord, mode)
 	if mode.shared() {
-		t.share(t.volume(v.ID), n, mode)
+		t.share(t.volume(v.ID), n, mode, in.Prefers)
 	} else {
-		t.grant(t.volume(v.ID), n)
+		t.grant(t.volume(v.ID), n, in.Prefers)
 	}
 	return attachmentResult(v.ID, in.Node), nil
 }
@@ -168,14 +216,16 @@ func attachmentResult(id block.VolumeID, node block.NodeName) view {
 
 // attachAgain checks an Attach of a volume that is attached: done if this host already has
 // it in this mode, an error if it cannot get it, neither if it may take it over or join.
-func (t *tx) attachAgain(v *Volume, node block.NodeName, mode AttachMode) (done bool, err error) {
-	if a := v.attachmentOf(node); a != nil {
+func (t *tx) attachAgain(v *Volume, in Attach, mode AttachMode) (done bool, err error) {
+	if a := v.attachmentOf(in.Node); a != nil {
 		switch {
 		case a.State == Detaching:
 			return false, refused(ReasonDetaching, v.object(), "being detached from %s", a.Node).
 				hint("%s", strings.Join(t.s.detachActions(v, a), "; ")).with("node", string(a.Node))
 		case a.Mode != mode:
 			return false, conflict(v.object(), "mode", a.Mode, mode)
+		case in.Prefers != Preference{} && in.Prefers != a.Prefers:
+			return false, conflict(v.object(), "preference", a.Prefers, in.Prefers).hint("detach it first")
 		}
 		return true, nil
 	}
@@ -266,12 +316,12 @@ func (s *State) legFact(l *Leg) string {
 
 // grant begins a new epoch for a host. The host gets nothing before settleGrant
 // has seen the older epochs fenced.
-func (t *tx) grant(v *Volume, n *Node) {
+func (t *tx) grant(v *Volume, n *Node, prefers Preference) {
 	t.supersede(v)
 	v.Attachment = &Attachment{
 		Node: n.Name, Host: n.Host, Mode: AttachExclusive, Epoch: v.Epoch,
 		State: Granting, BootID: n.InitiatorBoot, Since: t.now.UTC(), SinceEpoch: v.Epoch, Stock: n.Stock,
-		Paths: t.s.pathsOf(v, n),
+		Paths: t.s.pathsOf(v, n), Prefers: prefers,
 	}
 	if n.Stock {
 		v.Attachment.SinceEpoch = 0 // an agent that takes the host over knows nothing of it
@@ -625,7 +675,7 @@ func (t *tx) hostChanged(n *Node) {
 			t.detached(v, "it rebooted")
 		case a.State != Detaching && (booted || a.Host != n.Host):
 			v, was := t.volume(id), *a
-			t.grant(v, n)
+			t.grant(v, n, was.Prefers)
 			if was.Host == n.Host && was.SinceEpoch != 0 { // nobody else had it in between
 				v.Attachment.SinceEpoch = was.SinceEpoch
 			}

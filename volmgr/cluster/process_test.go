@@ -515,6 +515,57 @@ func TestARestoredStoreKnowsThatLegsHaveTrees(t *testing.T) {
 	}
 }
 
+// What a host is to prefer for a volume stays until it is detached, also when the host boots.
+func TestAnAttachmentKeepsItsPreference(t *testing.T) {
+	w := newHandsWorld(t, false)
+	w.must(Detach{Volume: "db1"})
+	w.settle()
+	near := Preference{Rail: "b", GPU: "3"}
+	attach := Attach{Volume: "db1", Node: "c1", Prefers: near}
+	for want, in := range map[string]Attach{
+		"must be a number or a PCI address": {Volume: "db1", Node: "c1", Prefers: Preference{GPU: "the third"}},
+		"must be the name of a rail":        {Volume: "db1", Node: "c1", Prefers: Preference{Rail: "b\n"}},
+	} {
+		if err := w.step(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", in, err, want)
+		}
+	}
+	w.s.level = preferenceLevel - 1
+	if err := w.step(attach); err == nil || !strings.Contains(err.Error(), "this begins with level 13") {
+		t.Errorf("before its level: %v", err)
+	}
+	w.s.level = preferenceLevel
+	w.must(attach)
+	w.settle()
+	have := func(when string) {
+		t.Helper()
+		for _, a := range w.s.WantedInitiator("c1").Attachments {
+			if a.Prefers != near {
+				t.Errorf("%s, the host is told to prefer %v, want %v", when, a.Prefers, near)
+			}
+		}
+		e, err := w.s.Explain("db1")
+		if want := "host c1 prefers rail b and the networks near to GPU 3 for it"; err != nil || !slices.Contains(e.Facts, want) {
+			t.Errorf("%s, explain says %q, %v", when, e.Facts, err)
+		}
+	}
+	have("attached")
+	w.must(attach)
+	w.must(Attach{Volume: "db1", Node: "c1"}) // as it is
+	have("attached again")
+	attach.Prefers.GPU = "4"
+	if err := w.step(attach); err == nil || !strings.Contains(err.Error(), "near to GPU 4") {
+		t.Errorf("another preference while it is attached: %v", err)
+	}
+	epoch := w.volume("db1").Epoch
+	w.hosts["c1"].boot++
+	w.settle()
+	if v := w.volume("db1"); v.Epoch == epoch {
+		t.Error("the host has not booted")
+	}
+	have("the host has booted")
+}
+
 // A volume gets several paths only if late writes are accepted, from the next grant on; a grant keeps what it began with.
 // Meanwhile its legs do not change hands: the host would not follow with all of its paths.
 func TestSeveralPathsAreThoseOfAGrant(t *testing.T) {

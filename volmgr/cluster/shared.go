@@ -161,8 +161,8 @@ func (v *Volume) sameName(n *Node) *Attachment {
 }
 
 // share adds a host to the current shared epoch, or begins one.
-func (t *tx) share(v *Volume, n *Node, mode AttachMode) {
-	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n)}
+func (t *tx) share(v *Volume, n *Node, mode AttachMode, prefers Preference) {
+	a := Attachment{Node: n.Name, Host: n.Host, Mode: mode, State: Granting, BootID: n.InitiatorBoot, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n), Prefers: prefers}
 	if len(v.Shared) == 0 || v.Shared[0].Mode != mode {
 		t.beginShared(v, mode)
 	}

@@ -232,7 +232,7 @@ func (t *tx) shareAnew(v *Volume, l *Leg) {
 		if n := t.nodes.peek(a.Node); a.State != Detaching && n != nil {
 			v.Shared = append(v.Shared, Attachment{
 				Node: a.Node, Host: n.Host, Mode: a.Mode, Epoch: v.Epoch, State: Granting, BootID: n.InitiatorBoot,
-				GaveUp: why, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n),
+				GaveUp: why, JoinedAt: t.gen, Since: t.now.UTC(), Paths: t.s.pathsOf(v, n), Prefers: a.Prefers,
 			})
 		}
 	}
@@ -251,7 +251,7 @@ func (t *tx) settleGaveUp(id block.VolumeID) {
 	}
 	v = t.volume(id)
 	t.gaveUp(v, r)
-	t.grant(v, t.nodes.peek(a.Node))
+	t.grant(v, t.nodes.peek(a.Node), a.Prefers)
 	v.Attachment.GaveUp = r.GaveUp.Why
 }
 

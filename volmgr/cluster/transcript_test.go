@@ -307,7 +307,7 @@ var scriptCommands = map[string]func(*script, args) string{
 	"plug":         (*script).plug,
 	"drives":       (*script).listDrives,
 	"attach": func(s *script, a args) string {
-		return s.step(Attach{a.word(0), a.node(1), AttachMode(a.options["mode"]), a.options["by"] != "hand"})
+		return s.step(Attach{Volume: a.word(0), Node: a.node(1), Mode: AttachMode(a.options["mode"]), KeepsRecord: a.options["by"] != "hand"})
 	},
 	"detach": (*script).detach,
 	"add-host": func(s *script, a args) string {

@@ -475,6 +475,8 @@ type Attachment struct {
 	// Portal is where a stock host connects, as long as its target has that; see stock.go.
 	Portal block.Portal `json:"portal,omitzero"`
 	Away   bool         `json:"away,omitempty"`
+	// Prefers is kept by all grants until the volume is detached.
+	Prefers Preference `json:"prefers,omitzero"`
 
 	VolumeID    block.VolumeID   `json:"-"`
 	VolumeName  block.VolumeName `json:"-"`

@@ -995,10 +995,13 @@ func (t *tx) setPaths(v *Volume, n int, lateWrites bool) error {
 	return nil
 }
 
-// explainPaths says which hosts use several paths, and what changes when they attach the volume the next time.
+// explainPaths says which portals hosts prefer, which hosts use several paths, and what changes when they attach the volume the next time.
 func (s *State) explainPaths(e *Explanation, v *Volume) {
 	others := len(v.grants()) == 0 && v.Paths > 1
 	for _, a := range v.grants() {
+		if a.Prefers != (Preference{}) {
+			e.Facts = append(e.Facts, fmt.Sprintf("host %s prefers %v for it", a.Node, a.Prefers))
+		}
 		others = others || a.Paths != s.pathsOf(v, s.nodes[a.Node])
 		if a.Paths <= 1 {
 			continue

@@ -269,7 +269,7 @@ func (s *State) wantedAttachment(v *Volume, a *Attachment) WantedAttachment {
 	w := WantedAttachment{
 		Volume: v.ID, VolumeName: v.Name, Size: v.Size, Layout: a.layout(v), LegSize: v.Layout.LegSize(v.Size),
 		Epoch: v.Epoch, Grant: a.Grant, Mode: a.Mode, BootID: a.BootID, Equalize: a.Equalize, Detach: a.State == Detaching, Scrub: s.wantedScrub(v, a),
-		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a), Heal: a.Run,
+		SinceEpoch: a.SinceEpoch, RebuildRate: v.RebuildRate, Thin: v.Thin, Holds: s.wantedHolds(v, a), Heal: a.Run, Prefers: a.Prefers,
 	}
 	for i := range v.Legs {
 		l := &v.Legs[i]
