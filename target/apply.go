@@ -74,6 +74,18 @@ type tools struct {
 	boot     string                      // of this machine
 }
 
+// doTogether carries out orders that run together, each to its end.
+func (t tools) doTogether(ctx context.Context, all []order) []error {
+	errs := make([]error, len(all))
+	if len(all) > 1 && t.putLegs(all) == nil {
+		return errs
+	}
+	for i, o := range all { // one that cannot be carried out is not in the way of the others
+		errs[i] = t.do(ctx, o)
+	}
+	return errs
+}
+
 // do carries out one order to its end.
 //
 // Branches: one for each kind of order.
@@ -156,18 +168,31 @@ func (t tools) planted(id block.DriveID, do func(planted) error) error {
 // errNoTrees: only package userspace serves mapped legs.
 var errNoTrees = errors.New("the kernel's data path serves no thin volumes")
 
-func (t tools) putLeg(o putLeg) error {
-	return t.update(o.drive, func(l *drive.Label) error {
-		if cause := unrooted(o.leg, l); cause != "" { // it would get a tree of its own
-			return errors.New(cause)
+func (t tools) putLeg(o putLeg) error { return t.putLegs([]order{o}) }
+
+// putLegs changes the records of legs of one drive in one write of its label: all of them, or none.
+func (t tools) putLegs(all []order) error {
+	return t.update(all[0].(putLeg).drive, func(l *drive.Label) error {
+		for _, o := range all {
+			if err := t.put(l, o.(putLeg)); err != nil {
+				return err
+			}
 		}
-		old := legRecord(l, o.leg.id)
-		again := o.leg.restores() && old.GetRevision() < o.leg.GetRevision()
-		if err := l.PutLeg(newRecord(old, o, t.boot)); err != nil || !again {
-			return err
-		}
-		return l.Unprepared(o.leg.id)
+		return nil
 	})
+}
+
+// put changes the record of a leg on a label.
+func (t tools) put(l *drive.Label, o putLeg) error {
+	if cause := unrooted(o.leg, l); cause != "" { // it would get a tree of its own
+		return errors.New(cause)
+	}
+	old := legRecord(l, o.leg.id)
+	again := o.leg.restores() && old.GetRevision() < o.leg.GetRevision()
+	if err := l.PutLeg(newRecord(old, o, t.boot)); err != nil || !again {
+		return err
+	}
+	return l.Unprepared(o.leg.id)
 }
 
 // freeLeg takes turns with what opens trees, where there are any.

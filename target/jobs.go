@@ -21,12 +21,12 @@ const (
 	deadAfter = 10 * time.Second
 )
 
-// jobs carry out orders in the background. Orders with the same key run one after another;
-// different keys run independently, so a device that hangs delays no other. An order is not
-// repeated at once, however often it is given.
+// jobs carry out orders in the background. Orders with the same key run one after another, or together where
+// that saves writes of a label; different keys run independently, so a device that hangs delays no other. An order
+// is not repeated at once, however often it is given.
 type jobs struct {
-	do   func(context.Context, order) error
-	wake func() // called when a job is over
+	do   func(context.Context, []order) []error // of one order, or of several that run together
+	wake func()                                 // called when a job is over
 	log  *slog.Logger
 
 	mu      sync.Mutex
@@ -48,7 +48,7 @@ type try struct {
 	again time.Time // no retry before this
 }
 
-func newJobs(do func(context.Context, order) error, wake func(), log *slog.Logger) *jobs {
+func newJobs(do func(context.Context, []order) []error, wake func(), log *slog.Logger) *jobs {
 	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, tries: map[string]*try{}}
 }
 
@@ -92,18 +92,30 @@ func (j *jobs) forgetLocked(orders []order) {
 }
 
 func (j *jobs) run(ctx context.Context, key string, orders []order) {
-	for _, o := range orders {
-		if ctx.Err() != nil {
-			break
+	for len(orders) > 0 && ctx.Err() == nil {
+		n := together(orders)
+		j.begin(key, orders[0])
+		for i, err := range j.do(ctx, orders[:n]) {
+			j.end(ctx, orders[i], err)
 		}
-		j.begin(key, o)
-		j.end(ctx, o, j.do(ctx, o))
+		orders = orders[n:]
 	}
 	j.mu.Lock()
 	j.running[key].cancel()
 	delete(j.running, key)
 	j.mu.Unlock()
 	j.wake()
+}
+
+// together is how many of the first orders can run together: changes of the records of legs, in one write of a label.
+func together(orders []order) (n int) {
+	for n < len(orders) {
+		if _, puts := orders[n].(putLeg); !puts {
+			break
+		}
+		n++
+	}
+	return max(1, n)
 }
 
 func (j *jobs) begin(key string, o order) {

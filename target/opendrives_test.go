@@ -53,6 +53,52 @@ func TestADriveIsNotOpenedWhileItIsFormatted(t *testing.T) {
 	}
 }
 
+// The records of several legs change in one write of the label. One that the drive refuses is not in the way of others.
+func TestRecordsOfLegsAreWrittenTogether(t *testing.T) {
+	for name, test := range map[string]struct {
+		legs   wish
+		want   []bool // by leg
+		writes uint64 // of the label
+	}{
+		"all fit":        {want().leg(0, 1, 1, 1).leg(1, 1, 1, 1).leg(2, 1, 1, 1), []bool{true, true, true}, 1},
+		"one is outside": {want().leg(0, 1, 1, 1).leg(100, 1, 1, 1).leg(2, 1, 1, 1), []bool{true, false, true}, 2},
+	} {
+		w := newWorld(t)
+		w.plug("/dev/d1", 4*block.GiB, "w1")
+		h := gatedHardware{w, &gate{left: -1}}
+		s := newOpenDrives(h, slog.New(slog.DiscardHandler))
+		do := tools{drives: s, hardware: h}
+		if err := do.formatDrive(t.Context(), formatDrive{device: "/dev/d1", cluster: cluster, id: driveID(1)}); err != nil {
+			t.Fatal(err)
+		}
+		label := func() *drive.Label {
+			d, release, err := s.take(driveID(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer release()
+			return d.Label()
+		}
+		orders := []order{}
+		for _, l := range parseWanted(test.legs.TargetWanted).legs {
+			orders = append(orders, putLeg{drive: driveID(1), leg: l, change: "carve"})
+		}
+		before := label().Generation
+		if n := together(append(orders, admit{drive: driveID(1)})); n != len(orders) {
+			t.Errorf("%s: %d orders run together, want %d", name, n, len(orders))
+		}
+		for i, err := range do.doTogether(t.Context(), orders) {
+			leg := orders[i].(putLeg).leg.id
+			if (err == nil) != test.want[i] || (label().Leg(leg) != nil) != test.want[i] {
+				t.Errorf("%s: leg %v: %v; its record is %v", name, leg, err, label().Leg(leg))
+			}
+		}
+		if got := label().Generation - before; got != test.writes {
+			t.Errorf("%s: the label was written %d times, want %d", name, got, test.writes)
+		}
+	}
+}
+
 // refusing is hardware whose drives cannot be opened.
 type refusing struct {
 	gatedHardware

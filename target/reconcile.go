@@ -65,14 +65,14 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 	r.openLists = a.kernel.lists
 	wake := func() { poke(a.wake) }
 	r.replace = nvmet.NewReplacements(wake)
-	do := func(ctx context.Context, o order) error {
+	do := func(ctx context.Context, all []order) []error {
 		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
-		err := t.do(ctx, o)
-		switch o.(type) {
+		errs := t.doTogether(ctx, all)
+		switch all[0].(type) {
 		case formatDrive, eraseDrive:
 			poke(a.rescan)
 		}
-		return err
+		return errs
 	}
 	r.jobs = newJobs(do, wake, a.log)
 	return r

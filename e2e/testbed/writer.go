@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,8 @@ type Writer struct {
 	rest   []byte // of an incomplete line
 	log    []Ack
 	reads  int
+	blank  map[uint64]bool // by block: discarded, and no write of it acknowledged since; false: one was
+	frees  int             // discards that ended
 	errors []string
 }
 
@@ -46,12 +49,17 @@ func (b *Bed) Write(client *vm.Machine, device string, span, rate int, next uint
 // WriteAndRead is Write with so many reads per second beside the writes. One that finds what it must not is an error
 // that the application sees.
 func (b *Bed) WriteAndRead(client *vm.Machine, device string, span, rate, reads int, next uint64) *Writer {
+	return b.WriteReadAndDiscard(client, device, span, rate, reads, 0, next)
+}
+
+// WriteReadAndDiscard is WriteAndRead with so many discards per second, in the last quarter of the span.
+func (b *Bed) WriteReadAndDiscard(client *vm.Machine, device string, span, rate, reads, discards int, next uint64) *Writer {
 	ctx, cancel := context.WithCancel(b.T.Context())
-	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1)}
+	w := &Writer{bed: b, client: client, cancel: cancel, done: make(chan error, 1), blank: map[uint64]bool{}}
 	go func() {
 		w.done <- client.Do(ctx, vm.Command{
 			Argv: []string{"workload", "write", "-device", device, "-span", fmt.Sprintf("%dMiB", span),
-				"-depth", "8", "-rate", fmt.Sprint(rate), "-reads", fmt.Sprint(reads), "-first", fmt.Sprint(next), "-seed", fmt.Sprint(next)},
+				"-depth", "8", "-rate", fmt.Sprint(rate), "-reads", fmt.Sprint(reads), "-discards", fmt.Sprint(discards), "-first", fmt.Sprint(next), "-seed", fmt.Sprint(next)},
 			Stdout: w,
 		})
 	}()
@@ -80,6 +88,17 @@ func (w *Writer) line(line string) {
 	if n, _ := fmt.Sscanf(line, "A %d %d %d %d", &a.Block, &a.Seq, &start, &end); n == 4 {
 		a.Start, a.End = time.Unix(0, start), time.Unix(0, end)
 		w.log = append(w.log, a)
+		if w.blank[a.Block] {
+			w.blank[a.Block] = false
+		}
+		return
+	}
+	if n, _ := fmt.Sscanf(line, "d %d", &a.Block); n == 1 {
+		w.blank[a.Block] = true
+		return
+	}
+	if strings.HasPrefix(line, "D ") {
+		w.frees++
 		return
 	}
 	if strings.HasPrefix(line, "R ") {
@@ -101,6 +120,35 @@ func (w *Writer) Reads() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.reads
+}
+
+// Discards is how many discards have ended.
+func (w *Writer) Discards() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.frees
+}
+
+// Blank adds to all whether blocks may be blank: true where one was discarded, and false where it was written since.
+func (w *Writer) Blank(all map[uint64]bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.Copy(all, w.blank)
+	for _, a := range w.log {
+		if all[a.Block] && !w.blank[a.Block] {
+			delete(all, a.Block)
+		}
+	}
+}
+
+// Discardable are the blocks of a span of so many MiB that a writer may discard.
+func Discardable(span int) map[uint64]bool {
+	all := map[uint64]bool{}
+	blocks := uint64(span) << 20 / 4096
+	for n := blocks - blocks/4; n < blocks; n++ {
+		all[n] = true
+	}
+	return all
 }
 
 // Next is a sequence number that this writer has not used.
@@ -192,9 +240,19 @@ func (b *Bed) Verify(client *vm.Machine, device string, span int, acks Acks) {
 // there; 0: any may.
 func (b *Bed) VerifyUpTo(client *vm.Machine, device string, span int, acks Acks, newest uint64) {
 	b.T.Helper()
+	b.VerifyDiscarded(client, device, span, acks, newest, nil)
+}
+
+// VerifyDiscarded is VerifyUpTo with blocks that may be blank.
+func (b *Bed) VerifyDiscarded(client *vm.Machine, device string, span int, acks Acks, newest uint64, blank map[uint64]bool) {
+	b.T.Helper()
 	var in strings.Builder
 	for block, seq := range acks {
-		fmt.Fprintln(&in, block, seq)
+		fmt.Fprint(&in, block, " ", seq)
+		if blank[block] {
+			fmt.Fprint(&in, " blank")
+		}
+		fmt.Fprintln(&in)
 	}
 	var out bytes.Buffer
 	ctx, cancel := context.WithTimeout(b.T.Context(), 3*time.Minute)

@@ -5,7 +5,7 @@
 // scenarios and in the demo, which read its output. The device can also be a namespace
 // served by weft dev.
 //
-//	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500] [-reads 100]
+//	workload write  -device /dev/weft/db1 -span 64MiB -depth 8 [-for 20s] [-rate 500] [-reads 100] [-discards 10]
 //	workload verify -device /dev/weft/db1 -span 64MiB [-newest 1000] < acknowledged
 //	workload relay :9100 /run/csi.sock
 //
@@ -18,8 +18,12 @@
 // that was acknowledged, or found by another read, before it began, or one that had not begun
 // when it ended. It knows of its own writes only; of earlier ones, that they are older.
 //
-// verify reads lines "block seq". It fails unless each such block holds that write or a
-// later one, but none after -newest, and every other block is intact or blank.
+// With -discards it also discards in the last quarter of the span, 16 KiB at a time. It prints "d block" for each
+// block before that, and "D" after it; a discard that the device does not take is none. From then on the block may be
+// blank, or hold what it held, until a write of it is acknowledged.
+//
+// verify reads lines "block seq", or "block seq blank" of a block that may also be blank. It fails unless each such
+// block holds that write or a later one, but none after -newest, and every other block is intact or blank.
 package main
 
 import (
@@ -54,16 +58,17 @@ func main() {
 }
 
 type options struct {
-	device string
-	blocks uint64
-	depth  int
-	seed   uint64
-	rate   int
-	reads  int
-	during time.Duration
-	first  uint64
-	known  bool
-	newest uint64
+	device   string
+	blocks   uint64
+	depth    int
+	seed     uint64
+	rate     int
+	reads    int
+	discards int
+	during   time.Duration
+	first    uint64
+	known    bool
+	newest   uint64
 }
 
 func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error {
@@ -82,6 +87,7 @@ func run(ctx context.Context, args []string, in io.Reader, out io.Writer) error 
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the order of blocks")
 	flags.IntVar(&o.rate, "rate", 0, "writes per second in total; 0 means as fast as possible")
 	flags.IntVar(&o.reads, "reads", 0, "reads per second in total, beside the writes; 0: none")
+	flags.IntVar(&o.discards, "discards", 0, "discards per second, beside the writes; 0: none")
 	flags.Uint64Var(&o.first, "first", 1, "first sequence number")
 	flags.BoolVar(&o.known, "known", false, "verify only the blocks that are known to have been written")
 	flags.Uint64Var(&o.newest, "newest", 0, "verify that no block holds a later write than this one; 0: any may be there")
@@ -154,6 +160,9 @@ func (w *writer) done(block, seq uint64, start, end time.Time, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.busy, block)
+	if err == nil {
+		delete(w.blank, block)
+	}
 	if err != nil {
 		fmt.Fprintf(w.out, "E %d %d %d %d %v\n", block, seq, start.UnixNano(), end.UnixNano(), err)
 		return
@@ -220,6 +229,9 @@ func write(ctx context.Context, o options, out io.Writer) error {
 			group.Go(func() { w.read(ctx, f, o) })
 		}
 	}
+	if o.discards > 0 {
+		group.Go(func() { w.discard(ctx, f, o) })
+	}
 	group.Wait()
 	return nil
 }
@@ -254,14 +266,25 @@ func (o options) wrong(b []byte, n, want uint64) error {
 	return err
 }
 
-func verify(o options, in io.Reader, out io.Writer) error {
-	acknowledged := map[uint64]uint64{}
+// parseKnown reads what is known of blocks: the last acknowledged write, and which of them may be blank all the same.
+func parseKnown(in io.Reader) (acknowledged map[uint64]uint64, mayBeBlank map[uint64]bool, err error) {
+	acknowledged, mayBeBlank = map[uint64]uint64{}, map[uint64]bool{}
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		var block, seq uint64
-		if _, err := fmt.Sscan(lines.Text(), &block, &seq); err != nil {
-			return fmt.Errorf("line %q: %w", lines.Text(), err)
+		var blank string
+		if n, err := fmt.Sscan(lines.Text(), &block, &seq, &blank); n < 2 || n == 3 && blank != "blank" {
+			return nil, nil, fmt.Errorf("line %q: %w", lines.Text(), err)
 		}
 		acknowledged[block] = max(acknowledged[block], seq)
+		mayBeBlank[block] = blank != ""
+	}
+	return acknowledged, mayBeBlank, nil
+}
+
+func verify(o options, in io.Reader, out io.Writer) error {
+	acknowledged, mayBeBlank, err := parseKnown(in)
+	if err != nil {
+		return err
 	}
 	f, err := open(o.device, os.O_RDONLY)
 	if err != nil {
@@ -282,7 +305,7 @@ func verify(o options, in io.Reader, out io.Writer) error {
 		for i := range count {
 			want, known := acknowledged[n+i]
 			err := o.wrong(b[i*blockSize:(i+1)*blockSize], n+i, want)
-			if err == nil || err == errBlank && !known {
+			if err == nil || err == errBlank && (!known || mayBeBlank[n+i]) {
 				continue
 			}
 			if bad++; bad <= mostBad {

@@ -14,10 +14,11 @@ type history struct {
 	first uint64            // earlier writers had lower sequence numbers
 	begun map[uint64]uint64 // by block: the newest write
 	known map[uint64]uint64 // by block: the newest write that was acknowledged, or found by a read
+	blank map[uint64]bool   // by block: a discard has begun since its last acknowledged write
 }
 
 func newHistory(first uint64) history {
-	return history{first: first, begun: map[uint64]uint64{}, known: map[uint64]uint64{}}
+	return history{first: first, begun: map[uint64]uint64{}, known: map[uint64]uint64{}, blank: map[uint64]bool{}}
 }
 
 // learn notes that a block holds a write.
@@ -54,7 +55,8 @@ func (w *writer) read(ctx context.Context, f io.ReaderAt, o options) {
 // reading is a read of a block, with what was known of the block as it began.
 type reading struct {
 	block, oldest, begun uint64
-	beside               bool // a write was under way
+	beside               bool // a write or a discard was under way
+	blank                bool // it may have been blank
 }
 
 // look begins a read of a random block.
@@ -62,7 +64,7 @@ func (w *writer) look(blocks uint64) reading {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	block := w.rand.Uint64N(blocks)
-	return reading{block, w.known[block], w.begun[block], w.busy[block]}
+	return reading{block, w.known[block], w.begun[block], w.busy[block], w.blank[block]}
 }
 
 // judge prints whether a read found what it may. A block that was written meanwhile may be torn, which says
@@ -74,6 +76,8 @@ func (w *writer) judge(r reading, b []byte, start, end time.Time, err error) {
 	if err == nil {
 		found, err = parse(b, r.block)
 		switch {
+		case err == errBlank && (r.blank || w.blank[r.block]):
+			err = nil
 		case err == nil, err == errBlank:
 			err = w.wrong(r.block, found, r.oldest)
 		case r.beside, r.begun != w.begun[r.block]:

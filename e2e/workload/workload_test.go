@@ -115,6 +115,49 @@ func TestVerifyNoticesATornOrForeignBlock(t *testing.T) {
 	}
 }
 
+// What was discarded may be blank until it is written again, for reads beside the writes and afterwards.
+func TestDiscardedBlocksMayBeBlank(t *testing.T) {
+	path := device(t, 1<<20)
+	var out strings.Builder
+	if err := run(t.Context(), []string{"write", "-device", path, "-span", "1MiB", "-for", "500ms", "-rate", "2000", "-reads", "2000", "-discards", "400"}, nil, &out); err != nil {
+		t.Skipf("no O_DIRECT on the file system of the test's directory: %v", err)
+	}
+	acks, blank, found := map[uint64]uint64{}, map[uint64]bool{}, map[string]int{}
+	for line := range strings.Lines(out.String()) {
+		found[line[:1]]++
+		var block, seq uint64
+		switch n, _ := fmt.Sscanf(line[1:], "%d %d", &block, &seq); {
+		case line[0] == 'E':
+			t.Error(line)
+		case line[0] == 'A' && n == 2:
+			acks[block], blank[block] = max(acks[block], seq), false
+		case line[0] == 'd':
+			if blank[block] = true; block < 192 {
+				t.Errorf("block %d is discarded, which is not in the last quarter", block)
+			}
+		}
+	}
+	if found["D"] == 0 || found["R"] == 0 || found["d"] != grain*found["D"] {
+		t.Fatalf("lines by kind: %v", found)
+	}
+	said := func(mayBe bool) (in string) {
+		for block, seq := range acks {
+			in += fmt.Sprint(block, " ", seq)
+			if mayBe && blank[block] {
+				in += " blank"
+			}
+			in += "\n"
+		}
+		return in
+	}
+	if out, err := verifyAll(t, path, said(true)); err != nil {
+		t.Errorf("verify with what was discarded = %v\n%s", err, out)
+	}
+	if out, err := verifyAll(t, path, said(false)); err == nil {
+		t.Errorf("verify as if nothing was discarded = ok\n%s", out)
+	}
+}
+
 func TestRateIsKept(t *testing.T) {
 	path := device(t, 1<<20)
 	start := time.Now()

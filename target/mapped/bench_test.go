@@ -212,6 +212,78 @@ func firstWrites(t testing.TB, size int64, depth int, frozen bool) (ratio, table
 	return plain / mapped, tables
 }
 
+// tallied counts the bytes that are written to it.
+type tallied struct {
+	block.Device
+	written *atomic.Int64
+}
+
+func (d tallied) Submit(io *block.IO) {
+	if io.Op == block.OpWrite {
+		d.written.Add(io.Len)
+	}
+	d.Device.Submit(io)
+}
+
+// A leg that is filled from begin to end writes little beside its data: at most one block of the map, twice, for each
+// write, and one for all writes of a chunk that come together.
+func TestWhatAFillWritesBesideItsData(t *testing.T) {
+	for _, c := range []struct {
+		size int64
+		most float64
+	}{{16 << 10, 0.51}, {128 << 10, 0.065}, {ChunkSize, 0.009}} {
+		below := tallied{ramdisk.New(benchSize, 4096), &atomic.Int64{}}
+		tree, leg := emptyBenchTree(t, below)
+		below.written.Store(0)
+		p := someData(int(c.size))
+		for off := int64(0); off < benchLeg; off += c.size {
+			must(t, block.WriteAt(leg, p, off))
+		}
+		tree.Close()
+		beside := float64(below.written.Load()-benchLeg) / benchLeg
+		t.Logf("writes of %4d KiB: %.4f written beside the data", c.size>>10, beside)
+		if beside > c.most || beside <= 0 {
+			t.Errorf("writes of %d KiB: %.4f written beside the data, want up to %.4f", c.size>>10, beside, c.most)
+		}
+	}
+}
+
+// hollow keeps what is written, but for grains.
+type hollow struct{ block.Device }
+
+func (d hollow) Submit(io *block.IO) {
+	if io.Op == block.OpWrite && io.Len == GrainSize {
+		io.Complete(nil)
+		return
+	}
+	d.Device.Submit(io)
+}
+
+// BenchmarkOpen opens the tree of a leg of 256 GiB of which each chunk is mapped, in memory.
+func BenchmarkOpen(b *testing.B) {
+	const extents = 1100
+	p := testPlace(hollow{ramdisk.New(block.Size(firstExtent+extents*extentSize), 4096)})
+	p.Extents = nil
+	for n := range uint32(extents - 1) {
+		p.Extents = append(p.Extents, n)
+	}
+	const size = 256 * block.GiB
+	tree, err := Format(p, id(1), size, nil)
+	must(b, err)
+	leg, err := tree.Leg(id(1))
+	must(b, err)
+	for off := int64(0); off < int64(size); off += ChunkSize {
+		must(b, block.WriteAt(leg, someData(GrainSize), off))
+	}
+	tree.Close()
+	for b.Loop() {
+		tree, err := Open(p)
+		must(b, err)
+		tree.Close()
+	}
+	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)*4, "s/TiB")
+}
+
 // writeEach writes 2000 places once, at random, and returns how long one took.
 func writeEach(d block.Device, size int64, depth int) float64 {
 	places := rand.New(rand.NewPCG(9, 9)).Perm(benchLeg / GrainSize)[:2000]

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
@@ -58,22 +59,108 @@ func (o Origin) String() string {
 // from does not count. A based leg is there, and can only go back to a snapshot.
 //
 // It is for one revision of the leg's record: one that is late must not pass for the way back of a later one.
+//
+// Legs that wait for their turn at the same time are prepared together, and recorded in one write of the label.
 func (d *Disk) Prepare(id block.LegID, revision uint64, size block.Size, from Origin) error {
-	return d.inTurn(func() error {
-		label, err := certain(d.Drive)
-		if err != nil {
-			return fmt.Errorf("prepare leg %v: %w", id, err)
+	p := &preparing{id: id, revision: revision, size: size, from: from}
+	q := &d.held.trees
+	q.await(p)
+	err := d.inTurn(func() error {
+		if !p.done {
+			d.prepareAll(append([]*preparing{p}, q.waiting(p)...))
 		}
-		leg := label.Leg(id)
-		if leg == nil || !drive.InTree(leg) {
-			return fmt.Errorf("prepare leg %v: %w", id, fs.ErrNotExist)
-		}
-		if err := d.held.prepare(label, leg, id, size, from); err != nil {
-			return fmt.Errorf("prepare leg %v: %w", id, err)
-		}
-		return d.Drive.Update(func(l *drive.Label) error { return l.Prepared(id, revision, size) })
+		return p.err
 	})
+	q.done(p)
+	if err != nil {
+		return fmt.Errorf("prepare leg %v: %w", id, err)
+	}
+	return nil
 }
+
+// preparing is a leg that is to be prepared.
+type preparing struct {
+	id       block.LegID
+	revision uint64
+	size     block.Size
+	from     Origin
+
+	// The caller of these has the turn.
+	done bool
+	err  error
+}
+
+// await notes a leg that waits for a turn in which it is prepared.
+func (t *trees) await(p *preparing) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.prepare = append(t.prepare, p)
+}
+
+// waiting are the legs other than p that wait.
+func (t *trees) waiting(p *preparing) []*preparing {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(t.prepare), func(o *preparing) bool { return o == p || o.done })
+}
+
+// done ends the wait of a leg.
+func (t *trees) done(p *preparing) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.prepare = slices.DeleteFunc(t.prepare, func(o *preparing) bool { return o == p })
+}
+
+// prepareAll prepares the first of these legs, and those of other trees: what is recorded of one counts for the next
+// one in its tree. The caller has the turn.
+func (d *Disk) prepareAll(all []*preparing) {
+	label, err := certain(d.Drive)
+	if err != nil {
+		all[0].end(err)
+		return
+	}
+	var ready []*preparing
+	trees := map[string]bool{}
+	for _, p := range all {
+		leg := label.Leg(p.id)
+		if leg == nil || !drive.InTree(leg) {
+			p.end(fs.ErrNotExist)
+			continue
+		}
+		if name := leg.GetTreeId(); !trees[name] {
+			trees[name] = true
+			if err := d.held.prepare(label, leg, p.id, p.size, p.from); err != nil {
+				p.end(err)
+			} else {
+				ready = append(ready, p)
+			}
+		}
+	}
+	if d.record(ready...) == nil || len(ready) == 1 {
+		return
+	}
+	for _, p := range ready { // what cannot be recorded of one is not in the way of the others
+		d.record(p) //nolint:errcheck // it is told
+	}
+}
+
+// record notes on the label that legs are prepared.
+func (d *Disk) record(all ...*preparing) error {
+	err := d.Drive.Update(func(l *drive.Label) error {
+		for _, p := range all {
+			if err := l.Prepared(p.id, p.revision, p.size); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for _, p := range all {
+		p.end(err)
+	}
+	return err
+}
+
+func (p *preparing) end(err error) { p.done, p.err = true, err }
 
 func (h *held) prepare(label *drive.Label, leg *pb.LegLabel, id block.LegID, size block.Size, from Origin) error {
 	if !label.Tree(leg.GetTreeId()).GetFormatted() {

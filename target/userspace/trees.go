@@ -58,8 +58,9 @@ func parseMapped(t dm.Table) (n block.DeviceNumber, tree string, leg block.LegID
 type trees struct {
 	turn chan struct{}
 
-	mu   sync.Mutex
-	open map[string]*openTree
+	mu      sync.Mutex
+	open    map[string]*openTree
+	prepare []*preparing // legs that wait for their turn
 }
 
 type openTree struct {

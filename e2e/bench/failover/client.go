@@ -31,7 +31,26 @@ type client struct {
 	wire   wire
 
 	mu   sync.Mutex
-	last stall // the parts of the last loss
+	last stall     // the parts of the last loss
+	more []*writer // to further volumes
+}
+
+// writerTo returns the writer to a volume that is attached.
+func (c *client) writerTo(name block.VolumeName) *writer {
+	if name == volume {
+		return c.writer
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.more = append(c.more, &writer{every: groupOf})
+	return c.more[len(c.more)-1]
+}
+
+// writers are all of them.
+func (c *client) writers() []*writer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]*writer{c.writer}, c.more...)
 }
 
 func newClient(dir string, manager *grpc.ClientConn) (*client, error) {
@@ -41,8 +60,8 @@ func newClient(dir string, manager *grpc.ClientConn) (*client, error) {
 		Node: clientName, Version: "bench", Kernel: "bench", Manager: pb.NewAgentsClient(manager),
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), Datapath: initiator.User,
 		Log: slog.New(losses{c, nil}), Dial: c.wire.dial,
-		Export: func(_ context.Context, volume block.Device, _ userspace.Of) (userspace.Exported, error) {
-			go c.writer.run(volume)
+		Export: func(_ context.Context, volume block.Device, of userspace.Of) (userspace.Exported, error) {
+			go c.writerTo(of.Name).run(volume)
 			return used{}, nil
 		},
 	})
@@ -59,7 +78,9 @@ func newClient(dir string, manager *grpc.ClientConn) (*client, error) {
 }
 
 func (c *client) close() {
-	c.writer.end()
+	for _, w := range c.writers() {
+		w.end()
+	}
 	c.stop()
 	<-c.done
 }
@@ -123,6 +144,7 @@ func (used) Done() <-chan struct{}             { return nil }
 
 // writer writes 4 KiB to random places, one at a time, and remembers the longest write.
 type writer struct {
+	every time.Duration // pauses between two writes, if not one
 	mu    sync.Mutex
 	began time.Time // of the write that is under way; zero: none is
 	most  time.Duration
@@ -143,7 +165,7 @@ func (w *writer) run(volume block.Device) {
 	for w.begin() {
 		data[rand.IntN(len(data))]++
 		w.finish(block.WriteAt(volume, data, rand.Int64N(reach/int64(len(data)))*int64(len(data))))
-		time.Sleep(pause)
+		time.Sleep(max(1, w.every) * pause)
 	}
 }
 

@@ -8,101 +8,230 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/proto/pb"
 )
 
-// Holds measures how long a write waits while a snapshot of its volume is taken. The volume is thin, and
-// nothing fails. In each round one snapshot is taken, and then deleted. The longest write of the round
-// counts, so the first writes to chunks that the snapshot has are among them. Beside it stand the longest
-// writes of rounds in which nothing is taken, and how long a small write with a flush takes to one of the
-// files that the drives are: a snapshot needs at least four of these after one another, two in the
-// manager's store and two on the drives.
+// Holds measures how long a write waits while a snapshot of its volume is taken, alone and in a group of 16 volumes, and
+// while one is deleted; and how long snapshots, clones and going back take for the one who asks, for a small and a large
+// volume. The volumes are thin, and nothing fails.
 func Holds(ctx context.Context, o Options) (retErr error) {
 	c, err := newCluster(ctx, o.Weft, 1, true)
 	if err != nil {
 		return err
 	}
 	defer func() { retErr = errors.Join(retErr, c.close()) }()
-	var held, quiet, taken, flushed []time.Duration
+	if err := c.holds(ctx, o, []string{volume}); err != nil {
+		return fmt.Errorf("%w\n%s", err, c.explain(ctx))
+	}
+	if err := c.lifetimes(ctx, o); err != nil {
+		return err
+	}
+	group := []string{volume}
+	for len(group) < groupOf {
+		name := fmt.Sprintf("group%d", len(group))
+		if err := c.attach(ctx, name, clientName); err != nil {
+			return err
+		}
+		group = append(group, name)
+	}
+	return c.holds(ctx, o, group)
+}
+
+// groupOf is how many volumes a group has.
+const groupOf = 16
+
+// holds takes a snapshot of some volumes in each round, and deletes it. The longest write of the round to any of them
+// counts, so the first writes to chunks that the snapshot has are among them. Beside it stand the longest
+// writes of rounds in which nothing is taken, and how long a small write with a flush takes to one of the
+// files that the drives are: a snapshot needs at least four of these after one another, two in the
+// manager's store and two on the drives.
+func (c *cluster) holds(ctx context.Context, o Options, volumes []string) error {
+	var held, quiet, taken, deleted, flushed []time.Duration
 	for i := range o.Rounds {
-		longest, err := c.longestWrite(func() error { time.Sleep(holdRound); return nil })
+		longest, _, err := c.longestWrite(func() error { return nil })
 		if err != nil {
 			return err
 		}
 		quiet = append(quiet, longest)
-		began := time.Now()
-		longest, err = c.longestWrite(func() error {
-			if err := c.snapshot(ctx, fmt.Sprintf("s%d", i)); err != nil {
-				return err
-			}
-			taken = append(taken, time.Since(began))
-			time.Sleep(max(0, holdRound-time.Since(began)))
-			return nil
-		})
+		name := fmt.Sprintf("s%d", i)
+		longest, took, err := c.longestWrite(func() error { return c.snapshot(ctx, name, volumes...) })
 		if err != nil {
-			return fmt.Errorf("round %d: %w\n%s", i+1, err, c.explain(ctx))
+			return fmt.Errorf("round %d: %w", i+1, err)
 		}
-		held = append(held, longest)
-		if err := c.deleteSnapshot(ctx, fmt.Sprintf("%s@s%d", volume, i)); err != nil {
+		held, taken = append(held, longest), append(taken, took)
+		if longest, _, err = c.longestWrite(func() error { return c.deleteSnapshots(ctx, name, volumes...) }); err != nil {
 			return err
 		}
+		deleted = append(deleted, longest)
 		flush, err := c.flush()
 		if err != nil {
 			return err
 		}
 		flushed = append(flushed, flush)
 	}
-	fmt.Fprintf(o.Out, "a snapshot of a volume in use, %d times\n\n", o.Rounds)
+	return printDurations(o, fmt.Sprintf("a snapshot of %d volumes in use, %d times", len(volumes), o.Rounds), []durations{
+		{"longest write, snapshot taken", held}, {"longest write, snapshot deleted", deleted}, {"longest write, nothing done", quiet},
+		{"from the request to the answer", taken}, {"a flush of 4 KiB", flushed},
+	})
+}
+
+type durations struct {
+	name string
+	all  []time.Duration
+}
+
+func printDurations(o Options, title string, rows []durations) error {
+	fmt.Fprintf(o.Out, "\n%s\n\n", title)
 	out := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(out, "\tmedian\tp90\tp99\tmost\t")
-	for _, row := range []struct {
-		name string
-		all  []time.Duration
-	}{{"longest write, snapshot taken", held}, {"longest write, none taken", quiet}, {"from the request to the answer", taken}, {"a flush of 4 KiB", flushed}} {
+	for _, row := range rows {
 		fmt.Fprintf(out, "%s\t%s\t%s\t%s\t%s\t\n", row.name, at(row.all, 50), at(row.all, 90), at(row.all, 99), at(row.all, 100))
 	}
 	return out.Flush()
 }
 
+// lifetimes measures what is done to volumes that no host has, each written in part by nobody: it depends on neither.
+func (c *cluster) lifetimes(ctx context.Context, o Options) error {
+	for _, size := range []uint64{1 << 30, 32 << 30} {
+		name := fmt.Sprintf("size%d", size>>30)
+		if err := c.create(ctx, &pb.CreateVolumeRequest{Name: name, SizeBytes: size, Copies: copies, Stripes: 1, Thin: true}); err != nil {
+			return err
+		}
+		var rows []durations
+		step := func(i int, what string, do func() error) error {
+			began := time.Now()
+			if err := do(); err != nil {
+				return fmt.Errorf("%s, %d GiB, round %d: %w", what, size>>30, i+1, err)
+			}
+			at := slices.IndexFunc(rows, func(d durations) bool { return d.name == what })
+			if at < 0 {
+				at, rows = len(rows), append(rows, durations{name: what})
+			}
+			rows[at].all = append(rows[at].all, time.Since(began))
+			return nil
+		}
+		for i := range o.Rounds {
+			snapshot, clone := fmt.Sprintf("s%d", i), fmt.Sprintf("%s-clone%d", name, i)
+			err := errors.Join(
+				step(i, "snapshot", func() error { return c.snapshot(ctx, snapshot, name) }),
+				step(i, "clone", func() error {
+					return c.create(ctx, &pb.CreateVolumeRequest{Name: clone, From: name + "@" + snapshot})
+				}),
+				step(i, "delete the clone", func() error { return c.deleted(ctx, clone) }),
+				step(i, "go back to the snapshot", func() error { return c.goBack(ctx, name, name+"@"+snapshot) }),
+				step(i, "delete the snapshot", func() error { return c.deleteSnapshots(ctx, snapshot, name) }),
+			)
+			if err != nil {
+				return err
+			}
+		}
+		if err := printDurations(o, fmt.Sprintf("for the one who asks, a volume of %d GiB that no host has, %d times", size>>30, o.Rounds), rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // holdRound is how long a round takes at least.
 const holdRound = 300 * time.Millisecond
 
-// longestWrite returns the longest write while something is done.
-func (c *cluster) longestWrite(do func() error) (time.Duration, error) {
-	c.client.writer.reset()
-	if err := do(); err != nil {
-		return 0, err
+// longestWrite returns the longest write to any volume in the round in which something is done, and how long that took.
+func (c *cluster) longestWrite(do func() error) (longest, took time.Duration, err error) {
+	for _, w := range c.client.writers() {
+		w.reset()
 	}
-	return c.client.writer.longest(), c.client.writer.failed()
+	began := time.Now()
+	if err := do(); err != nil {
+		return 0, 0, err
+	}
+	took = time.Since(began)
+	time.Sleep(holdRound - took)
+	for _, w := range c.client.writers() {
+		longest, err = max(longest, w.longest()), errors.Join(err, w.failed())
+	}
+	return longest, took, err
 }
 
-// snapshot takes a snapshot, and waits until it is complete.
-func (c *cluster) snapshot(ctx context.Context, name string) error {
-	if _, err := c.manager.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{Snapshots: []*pb.NewSnapshot{{Volume: volume, Name: name}}}); err != nil {
+// snapshot takes a snapshot of volumes at one moment, and waits until it is complete.
+func (c *cluster) snapshot(ctx context.Context, name string, of ...string) error {
+	r := &pb.CreateSnapshotsRequest{}
+	for _, v := range of {
+		r.Snapshots = append(r.Snapshots, &pb.NewSnapshot{Volume: v, Name: name})
+	}
+	if _, err := c.manager.CreateSnapshots(ctx, r); err != nil {
 		return err
 	}
-	return c.eventually(ctx, "the snapshot", func(ctx context.Context) error {
-		v, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: volume + "@" + name})
-		if err == nil && v.GetState() != pb.VolumeState_VOLUME_STATE_READY {
-			err = fmt.Errorf("it is %v", v.GetState())
+	for _, v := range of {
+		if err := c.ready(ctx, v+"@"+name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ready waits until a volume or a snapshot is ready.
+func (c *cluster) ready(ctx context.Context, name string) error {
+	return c.eventually(ctx, name, func(ctx context.Context) error {
+		v, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name})
+		if err == nil && (v.GetState() != pb.VolumeState_VOLUME_STATE_READY || v.GetRestoringTo() != "") {
+			err = fmt.Errorf("it is %v, going back to %q", v.GetState(), v.GetRestoringTo())
 		}
 		return err
 	})
 }
 
-func (c *cluster) deleteSnapshot(ctx context.Context, name string) error {
+func (c *cluster) create(ctx context.Context, r *pb.CreateVolumeRequest) error {
+	if _, err := c.manager.CreateVolume(ctx, r); err != nil {
+		return err
+	}
+	return c.ready(ctx, r.GetName())
+}
+
+func (c *cluster) goBack(ctx context.Context, volume, snapshot string) error {
+	if _, err := c.manager.RestoreVolume(ctx, &pb.RestoreVolumeRequest{Volume: volume, Snapshot: snapshot}); err != nil {
+		return err
+	}
+	return c.ready(ctx, volume)
+}
+
+func (c *cluster) deleteSnapshots(ctx context.Context, name string, of ...string) error {
+	for _, v := range of {
+		if _, err := c.manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v + "@" + name}); err != nil {
+			return err
+		}
+	}
+	for _, v := range of {
+		if err := c.gone(ctx, v+"@"+name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// deleted deletes a volume, and waits until it is gone.
+func (c *cluster) deleted(ctx context.Context, name string) error {
 	if _, err := c.manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: name}); err != nil {
 		return err
 	}
-	return c.eventually(ctx, "no snapshot", func(ctx context.Context) error {
-		all, err := c.manager.ListVolumes(ctx, &pb.ListVolumesRequest{Snapshots: true})
-		if err == nil && len(all.GetVolumes()) > 0 {
-			err = errors.New("it is still there")
+	return c.gone(ctx, name)
+}
+
+func (c *cluster) gone(ctx context.Context, name string) error {
+	return c.eventually(ctx, "no "+name, func(ctx context.Context) error {
+		switch _, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name}); {
+		case status.Code(err) == codes.NotFound:
+			return nil
+		case err != nil:
+			return err
 		}
-		return err
+		return errors.New("it is still there")
 	})
 }
 

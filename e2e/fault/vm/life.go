@@ -19,6 +19,7 @@ const (
 	span    = 16 // MiB of the volume that are written
 	rate    = 150
 	reads   = 50 // per second, beside the writes
+	trims   = 10 // discards per second of a thin volume
 	atOnce  = 3  // faults
 	healsIn = 4 * time.Minute
 	// Targets read and write thin legs in their agents' processes. Under emulation, beside other work, 128 MiB were
@@ -35,8 +36,9 @@ type life struct {
 	most int    // faults
 	kind string // of the volume: plain or thin; empty: drawn
 
-	injected, written, read int
-	asked, taken, refused   int // snapshots
+	injected, written, read, discarded int
+	asked, taken, refused              int // snapshots
+	rotten, mended                     int // bytes that changed on a drive, and ranges that were repaired
 
 	*testbed.Bed
 	rand   *rand.Rand
@@ -47,6 +49,7 @@ type life struct {
 	writer *testbed.Writer
 	next   uint64 // sequence number of a writer
 	acks   testbed.Acks
+	blank  map[uint64]bool // blocks that may be blank, since they were discarded
 
 	snapshots []*snapshot // that are not checked yet
 }
@@ -55,7 +58,7 @@ type life struct {
 // networks. Half of the volumes are thin, and in a quarter of the lives drives have volatile caches.
 func (l *life) live(t vm.TB) {
 	l.rand = rand.New(rand.NewPCG(l.seed, 0))
-	l.acks, l.next = testbed.Acks{}, 1
+	l.acks, l.blank, l.next = testbed.Acks{}, map[uint64]bool{}, 1
 	o := testbed.Options{Managers: 3, Clients: 2, DriveSize: "4GiB", Rails: l.rand.IntN(2) == 0}
 	l.thin = l.rand.IntN(2) == 0
 	if l.kind != "" {
@@ -85,7 +88,7 @@ func (l *life) create() {
 		l.say("the volume is thin")
 		flags = append(flags, "--thin")
 	}
-	l.Create(volume, "256MiB", 2, 2, flags...)
+	l.Create(volume, fmt.Sprintf("%dMiB", size), 2, 2, flags...)
 }
 
 func (l *life) say(format string, args ...any) {
@@ -94,13 +97,14 @@ func (l *life) say(format string, args ...any) {
 
 // outcome says in numbers what the life has shown.
 func (l *life) outcome() string {
-	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d snapshots right, %d not taken", l.written, l.read, l.taken, l.refused)
+	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d discards, %d snapshots right, %d not taken, %d changed bytes, %d repairs", l.written, l.read, l.discarded, l.taken, l.refused, l.rotten, l.mended)
 }
 
 // add adds the outcome of another life.
 func (l *life) add(other *life) {
-	l.written, l.read = l.written+other.written, l.read+other.read
+	l.written, l.read, l.discarded = l.written+other.written, l.read+other.read, l.discarded+other.discarded
 	l.taken, l.refused = l.taken+other.taken, l.refused+other.refused
+	l.rotten, l.mended = l.rotten+other.rotten, l.mended+other.mended
 }
 
 // attach gives the volume to a client and begins to write.
@@ -110,7 +114,11 @@ func (l *life) attach(client *vm.Machine) {
 }
 
 func (l *life) write() {
-	l.writer = l.WriteAndRead(l.holder, l.device, span, rate, reads, l.next)
+	discards := 0
+	if l.thin {
+		discards = trims
+	}
+	l.writer = l.WriteReadAndDiscard(l.holder, l.device, span, rate, reads, discards, l.next)
 }
 
 // other is the client without the volume.
@@ -129,9 +137,16 @@ func (l *life) round() {
 		names = append(names, f.name)
 	}
 	l.say("%s", strings.Join(names, " + "))
+	rots := !l.thin && l.rand.IntN(3) == 0
+	if rots {
+		l.rot()
+	}
 	l.inject(faults)
 	moved := l.end(faults)
 	l.healthy(names)
+	if rots {
+		l.mend()
+	}
 	if l.thin && l.rand.IntN(4) == 0 {
 		l.ask()
 	}
@@ -189,6 +204,9 @@ func (l *life) must(err error, what string) {
 func (l *life) move() {
 	l.writer.Abandon()
 	l.count()
+	if l.thin { // what it has not told of may be discarded
+		l.blank = testbed.Discardable(span)
+	}
 	l.Weft("detach", volume, "--force")
 	l.holder, l.device = l.other(), l.Attach(volume, l.other())
 	l.check()
@@ -206,11 +224,13 @@ func (l *life) count() {
 	l.written += len(l.writer.Log())
 	l.read += l.writer.Reads()
 	l.next = l.writer.Next() + 1000 // those in flight may be on the volume
+	l.discarded += l.writer.Discards()
 	l.acks.Add(l.writer)
+	l.writer.Blank(l.blank)
 }
 
 // check compares the volume with what was acknowledged.
-func (l *life) check() { l.Verify(l.holder, l.device, span, l.acks) }
+func (l *life) check() { l.VerifyDiscarded(l.holder, l.device, span, l.acks, 0, l.blank) }
 
 // healthy waits until the volume has all of its copies.
 func (l *life) healthy(after []string) {

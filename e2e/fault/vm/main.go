@@ -16,11 +16,17 @@
 // hold its last acknowledged number or a later one that was written, whole. Reads beside the writes, also
 // while faults last, find no number older than one that was acknowledged or read before.
 //
+// The last quarter of what is written of a thin volume is discarded, too, 16 KiB at a time. Such a block may then be
+// blank or as it was, until it is written again: the kernel reports a discard as done if one copy has done it.
+//
 // Targets serve the legs of a thin volume from their agents' processes, beside the kernel. Now and then a
 // snapshot of it is asked for, while faults last or after them. While they last, it may be refused. One that
 // is taken must hold, for each block, no number older than the last one that was acknowledged before it was
 // asked for, and none that began after it was known to be taken: the other client reads it once all has
 // healed.
+//
+// Of a plain volume, now and then a byte changes on a drive, where the program does not write, and a scrub with repair
+// goes on beside the faults. Once all has healed, another one repairs what is left.
 //
 // The faults: power cuts of each machine, also of the manager that leads; killed, stopped and frozen
 // agents and managers; managers whose disk is full; links that are cut (both ways or one), slow or lossy;

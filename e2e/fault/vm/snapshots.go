@@ -82,7 +82,7 @@ func (l *life) checkSnapshots() {
 				l.T.Fatalf("%v after all has healed, snapshot %s is neither taken nor given up: %v\n%s", decideIn, s.name, err, l.State())
 			}
 		}
-		l.VerifyUpTo(l.other(), l.Attach(s.name, l.other()), span, s.before, s.newest)
+		l.VerifyDiscarded(l.other(), l.Attach(s.name, l.other()), span, s.before, s.newest, testbed.Discardable(span))
 		l.Weft("detach", s.name)
 		l.Weft("snapshot", "delete", s.name)
 		l.taken++
