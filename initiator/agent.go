@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -122,14 +121,18 @@ func (a *Agent) keep(ctx context.Context) error {
 	}
 	ticker := beat.NewTicker(reportInterval)
 	defer ticker.Stop()
+	var last *pb.InitiatorWanted
 	for {
 		select {
 		case <-ctx.Done():
 			a.leave(running)
 			return nil
-		case w := <-a.wanted:
-			a.share(w, start)
+		case last = <-a.wanted:
+			a.share(last, start)
+		case <-a.near.changed:
+			a.share(last, start)
 		case <-ticker.C:
+			a.lookNear(last)
 			for _, v := range a.idle() {
 				stop[v]()
 				<-running[v]
@@ -213,23 +216,6 @@ func (a *Agent) share(all *pb.InitiatorWanted, start func(block.VolumeID)) {
 	a.mu.Unlock()
 	for v, k := range keepers {
 		k.Want(wants[v], problems[v], all.GetGeneration())
-	}
-}
-
-// prefer finds out which networks are near to the GPU that is named for a volume.
-func (a *Agent) prefer(w *volume.Wanted) {
-	if w.GPU == "" {
-		return
-	}
-	find := a.cfg.Networks
-	if find == nil {
-		find = func(gpu string) ([]netip.Prefix, error) {
-			return nil, fmt.Errorf("GPU %s: this agent does not look for GPUs", gpu)
-		}
-	}
-	near, err := find(w.GPU)
-	if w.Near = near; err != nil {
-		w.NearError = err.Error()
 	}
 }
 

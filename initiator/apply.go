@@ -640,7 +640,7 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 	begin := k.beginCopy(ctx, w, s, o)
 	delete(k.lists.awaits, o.Column)
 	if begin != nil && begin.waits != "" { // the column is changed without the leg meanwhile
-		k.lists.awaits[o.Column] = begin.waits
+		k.lists.awaits[o.Column] = awaits{k.link(o.Column, begin.copy).Leg, begin.waits, s.Now}
 		o.Want.Copies = slices.Clone(o.Want.Copies)
 		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
 	}

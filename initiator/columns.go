@@ -158,9 +158,7 @@ func (k *kernelKeeper) describeCopy(s *seen, column, copy int) volume.CopySeen {
 		Leg: slot.Leg, Subsystem: slot.NQN, Tracked: c.tracks(copy), Dirty: slot.Dirty, Whole: slot.Whole, What: slot.What,
 		Busy: true, Unflushed: true, Reborn: c.Kind != mirror.ShapeNothing && k.reborn(s, l, c),
 	}
-	if l != nil && l.Rebuilding {
-		seen.Awaits = k.lists.awaits[column]
-	}
+	seen.Awaits = k.lists.awaits[column].of(l, s.Now)
 	leg, device, nqn := slot.Leg, slot.Device, slot.NQN
 	if l != nil && (!c.has(device) || c.has(s.legs[l.Leg].device)) {
 		leg, device, nqn = l.Leg, s.legs[l.Leg].device, l.NQN

@@ -54,8 +54,8 @@ type Config struct {
 
 	// Near are networks of targets that this machine prefers where its rail decides nothing.
 	Near []netip.Prefix
-	// Networks lists the networks near to a GPU, by its number or PCI address, for attachments that name one. It
-	// may be called from several goroutines; nil: it finds none.
+	// Networks lists the networks near to a GPU, by its number or PCI address, for attachments that name one; nil: it
+	// finds none. It is called again and again, from several goroutines.
 	Networks func(gpu string) ([]netip.Prefix, error)
 
 	Manager pb.AgentsClient
@@ -161,6 +161,7 @@ type Agent struct {
 	wanted chan *pb.InitiatorWanted
 	news   chan struct{}
 	linked atomic.Bool // the manager has answered on the present stream
+	near   *nearby
 
 	mu       sync.Mutex
 	identity block.Host
@@ -194,7 +195,7 @@ func New(cfg Config) (*Agent, error) {
 	cfg.Manager = checkedAgents{cfg.Manager, newest, &numbers{}}
 	return &Agent{
 		cfg: cfg, log: cfg.Log, newest: newest,
-		healer: bootOfProcess(), wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1),
+		healer: bootOfProcess(), wanted: make(chan *pb.InitiatorWanted), news: make(chan struct{}, 1), near: newNearby(cfg.Networks),
 		evidence: evidence.New(filepath.Join(cfg.StateDir, "evidence"), cfg.Log),
 		names:    keeper.NewNames(filepath.Join(cfg.StateDir, "names")),
 		freezer:  fsfreeze.New(cfg.Freezes, cfg.RunDir, []string{cfg.StateDir}, cfg.Log),

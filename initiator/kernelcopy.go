@@ -45,6 +45,24 @@ const (
 	targetsToSay  = "targets to say what it lacks; if they do not, all of it is copied"
 )
 
+// awaits is what a copy waited for when its column was planned last.
+type awaits struct {
+	leg  block.LegID
+	what string // for people
+	at   time.Time
+}
+
+// of is what the copy to a leg waits for.
+func (a awaits) of(l *volume.Link, now time.Time) string {
+	if l == nil || !l.Rebuilding || l.Leg != a.leg || now.Sub(a.at) > awaitsFor {
+		return ""
+	}
+	return a.what
+}
+
+// awaitsFor is how long that counts. A column is planned at each look, as long as nothing is in its way.
+const awaitsFor = 5 * time.Second
+
 // copyBegin is how a copy to a leg begins.
 type copyBegin struct {
 	copy   int

@@ -70,7 +70,7 @@ type listing struct {
 	drains  time.Time // not before that, I/O is held again
 	equal   map[int]*madeEqual
 	asked   map[int]*asking // by column: the last question
-	awaits  map[int]string  // by column: copyBegin.waits of the copy that is to begin
+	awaits  map[int]awaits  // by column: what the copy waits for that is to begin
 }
 
 // listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
@@ -101,7 +101,7 @@ type columnNow struct {
 }
 
 func newListing(dial userspace.Dial, log *slog.Logger) listing {
-	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}, asked: map[int]*asking{}, awaits: map[int]string{}}
+	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}, asked: map[int]*asking{}, awaits: map[int]awaits{}}
 }
 
 func (l *listing) column(i int) *listedColumn {

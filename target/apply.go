@@ -74,18 +74,6 @@ type tools struct {
 	boot     string                      // of this machine
 }
 
-// doTogether carries out orders that run together, each to its end.
-func (t tools) doTogether(ctx context.Context, all []order) []error {
-	errs := make([]error, len(all))
-	if len(all) > 1 && t.putLegs(all) == nil {
-		return errs
-	}
-	for i, o := range all { // one that cannot be carried out is not in the way of the others
-		errs[i] = t.do(ctx, o)
-	}
-	return errs
-}
-
 // do carries out one order to its end.
 //
 // Branches: one for each kind of order.

@@ -140,7 +140,7 @@ func TestAnEstateWithoutItsSocketsIsRefused(t *testing.T) {
 func TestAJobKeepsTheNextProcessWaiting(t *testing.T) {
 	ended := make(chan struct{}, 1)
 	hold := make(chan struct{})
-	j := newJobs(func(_ context.Context, all []order) []error { <-hold; return make([]error, len(all)) }, func() { poke(ended) }, nil)
+	j := newJobs(func(context.Context, order) error { <-hold; return nil }, nil, func() { poke(ended) }, nil)
 	j.running["drive"] = &job{cancel: func() {}}
 	if j.rest(ended, time.Millisecond) {
 		t.Error("an order is carried out, and the locks are given up")

@@ -25,8 +25,9 @@ const (
 // that saves writes of a label; different keys run independently, so a device that hangs delays no other. An order
 // is not repeated at once, however often it is given.
 type jobs struct {
-	do   func(context.Context, []order) []error // of one order, or of several that run together
-	wake func()                                 // called when a job is over
+	do   func(context.Context, order) error
+	all  func(context.Context, []order) error // all of these, or none; see together
+	wake func()                               // called when a job is over
 	log  *slog.Logger
 
 	mu      sync.Mutex
@@ -48,8 +49,8 @@ type try struct {
 	again time.Time // no retry before this
 }
 
-func newJobs(do func(context.Context, []order) []error, wake func(), log *slog.Logger) *jobs {
-	return &jobs{do: do, wake: wake, log: log, running: map[string]*job{}, tries: map[string]*try{}}
+func newJobs(do func(context.Context, order) error, all func(context.Context, []order) error, wake func(), log *slog.Logger) *jobs {
+	return &jobs{do: do, all: all, wake: wake, log: log, running: map[string]*job{}, tries: map[string]*try{}}
 }
 
 // start begins the orders that can begin, and reports whether there were any. An order that is no
@@ -94,9 +95,8 @@ func (j *jobs) forgetLocked(orders []order) {
 func (j *jobs) run(ctx context.Context, key string, orders []order) {
 	for len(orders) > 0 && ctx.Err() == nil {
 		n := together(orders)
-		j.begin(key, orders[0])
-		for i, err := range j.do(ctx, orders[:n]) {
-			j.end(ctx, orders[i], err)
+		if n == 1 || !j.runAll(ctx, key, orders[:n]) {
+			j.runEach(ctx, key, orders[:n])
 		}
 		orders = orders[n:]
 	}
@@ -105,6 +105,29 @@ func (j *jobs) run(ctx context.Context, key string, orders []order) {
 	delete(j.running, key)
 	j.mu.Unlock()
 	j.wake()
+}
+
+// runAll carries out orders together, and reports whether that is the end of them. A drive that fails fails each.
+func (j *jobs) runAll(ctx context.Context, key string, orders []order) bool {
+	j.begin(key, orders[0])
+	err := j.all(ctx, orders)
+	if err != nil && !deviceError(err) {
+		return false
+	}
+	for _, o := range orders {
+		j.end(ctx, o, err)
+	}
+	return true
+}
+
+func (j *jobs) runEach(ctx context.Context, key string, orders []order) {
+	for _, o := range orders {
+		if ctx.Err() != nil {
+			return
+		}
+		j.begin(key, o)
+		j.end(ctx, o, j.do(ctx, o))
+	}
 }
 
 // together is how many of the first orders can run together: changes of the records of legs, in one write of a label.

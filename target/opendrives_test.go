@@ -68,6 +68,7 @@ func TestRecordsOfLegsAreWrittenTogether(t *testing.T) {
 		h := gatedHardware{w, &gate{left: -1}}
 		s := newOpenDrives(h, slog.New(slog.DiscardHandler))
 		do := tools{drives: s, hardware: h}
+		j := newJobs(do.do, func(_ context.Context, all []order) error { return do.putLegs(all) }, func() {}, slog.New(slog.DiscardHandler))
 		if err := do.formatDrive(t.Context(), formatDrive{device: "/dev/d1", cluster: cluster, id: driveID(1)}); err != nil {
 			t.Fatal(err)
 		}
@@ -87,8 +88,11 @@ func TestRecordsOfLegsAreWrittenTogether(t *testing.T) {
 		if n := together(append(orders, admit{drive: driveID(1)})); n != len(orders) {
 			t.Errorf("%s: %d orders run together, want %d", name, n, len(orders))
 		}
-		for i, err := range do.doTogether(t.Context(), orders) {
-			leg := orders[i].(putLeg).leg.id
+		key := orders[0].key()
+		j.running[key] = &job{cancel: func() {}}
+		j.run(t.Context(), key, orders)
+		for i, o := range orders {
+			leg, err := o.(putLeg).leg.id, j.tries[o.String()].err
 			if (err == nil) != test.want[i] || (label().Leg(leg) != nil) != test.want[i] {
 				t.Errorf("%s: leg %v: %v; its record is %v", name, leg, err, label().Leg(leg))
 			}

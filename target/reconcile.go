@@ -65,16 +65,17 @@ func newReconciler(a *Agent, base *pb.TargetReport, drives *openDrives, health *
 	r.openLists = a.kernel.lists
 	wake := func() { poke(a.wake) }
 	r.replace = nvmet.NewReplacements(wake)
-	do := func(ctx context.Context, all []order) []error {
-		t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
-		errs := t.doTogether(ctx, all)
-		switch all[0].(type) {
+	t := tools{hardware: a.kernel.hardware, mapper: r.mapper.get, drives: drives, names: r.names, progress: a.setProgress, dial: a.config.Dial, boot: base.GetBootId()}
+	do := func(ctx context.Context, o order) error {
+		err := t.do(ctx, o)
+		switch o.(type) {
 		case formatDrive, eraseDrive:
 			poke(a.rescan)
 		}
-		return errs
+		return err
 	}
-	r.jobs = newJobs(do, wake, a.log)
+	putLegs := func(_ context.Context, all []order) error { return t.putLegs(all) }
+	r.jobs = newJobs(do, putLegs, wake, a.log)
 	return r
 }
 

@@ -112,6 +112,9 @@ func runAttach(ctx context.Context, api pb.ManagerClient, o attachOptions, out *
 	if err != nil {
 		return err
 	}
+	if a.GetRail() != o.rail && o.rail != "" || a.GetNearGpu() != o.nearGPU && o.nearGPU != "" {
+		out.Warn("the volume manager is of an earlier version: it does not know --rail and --near-gpu, and the volume is attached without")
+	}
 	if o.wait {
 		if a, err = waitForAttachment(ctx, api, a, out); err != nil {
 			return err

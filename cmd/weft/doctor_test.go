@@ -6,12 +6,10 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"weft.dev/weft/cmd/internal/cli"
@@ -139,31 +137,6 @@ func TestDoctorReportsOnARecordedGPUMachine(t *testing.T) {
 	if err := runDoctorGPU(gpuOptions{gpu: true, from: from}, "nosuch", &cli.Output{}); err == nil || !strings.Contains(err.Error(), "/dev/weft/nosuch") {
 		t.Errorf("a volume that is not attached: %v, want an error that names it", err)
 	}
-}
-
-// What is near to a GPU is read again after a while, not for each change of what is attached, and for each GPU.
-func TestWhatIsNearToAGPUIsRemembered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		reads := map[string]int{}
-		near := rememberNear(func(gpu string) ([]netip.Prefix, error) {
-			if reads[gpu]++; gpu == "7" {
-				return nil, fmt.Errorf("attempt %d", reads[gpu])
-			}
-			return []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, nil
-		})
-		for range 3 {
-			if got, err := near("0"); err != nil || len(got) != 1 {
-				t.Errorf("near to GPU 0: %v, %v", got, err)
-			}
-			if _, err := near("7"); err == nil || err.Error() != "attempt 1" {
-				t.Errorf("near to GPU 7: %v", err)
-			}
-		}
-		time.Sleep(nearFor + time.Second)
-		if _, err := near("7"); err == nil || err.Error() != "attempt 2" {
-			t.Errorf("a minute later, near to GPU 7: %v", err)
-		}
-	})
 }
 
 // An initiator near to a GPU prefers the networks of that GPU's card, and starts without a preference

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -116,7 +115,7 @@ func runInitiator(ctx context.Context, o initiatorOptions, g *cli.Globals) error
 			Manager: b.manager, Next: b.next, StateDir: o.stateDir, RunDir: o.runDir, Log: b.log,
 			Datapath: initiator.Datapath(datapath), BlockDevice: kind, TargetPatience: o.patience,
 			ResumeWithin: o.resumeWithin, Holder: holder,
-			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log), Networks: rememberNear(func(which string) ([]netip.Prefix, error) { return networksNear(os.DirFS("/"), which) }),
+			Support: b.support, Near: nearGPU(os.DirFS("/"), o.nearGPU, b.log), Networks: func(which string) ([]netip.Prefix, error) { return networksNear(os.DirFS("/"), which) },
 		})
 	})
 }
@@ -142,32 +141,6 @@ func networksNear(root fs.FS, which string) ([]netip.Prefix, error) {
 		return nil, err
 	}
 	return m.NetworksNear(which)
-}
-
-// nearFor is how long it is remembered which networks are near to a GPU. Routes change, and to read all that says it
-// takes tens of milliseconds.
-const nearFor = time.Minute
-
-// rememberNear remembers what find has found. The function that it returns may be called from several goroutines.
-func rememberNear(find func(gpu string) ([]netip.Prefix, error)) func(gpu string) ([]netip.Prefix, error) {
-	type found struct {
-		near []netip.Prefix
-		err  error
-		at   time.Time
-	}
-	var mu sync.Mutex
-	all := map[string]found{}
-	return func(gpu string) ([]netip.Prefix, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		f, known := all[gpu]
-		if !known || time.Since(f.at) > nearFor {
-			f.near, f.err = find(gpu)
-			f.at = time.Now()
-			all[gpu] = f
-		}
-		return f.near, f.err
-	}
 }
 
 // holderLinger is how long a holder that an agent has started outlives what it holds.

@@ -51,6 +51,9 @@ type Options struct {
 	Drives    int // per target
 	// Caches gives the drives a volatile write cache; see protectDrives.
 	Caches bool
+	// LosesCaches: with Caches, a machine that is killed loses what its drives had not written. Otherwise the caches are
+	// announced, and lose nothing.
+	LosesCaches bool
 	// ClientPorts are TCP ports of the clients that this machine can reach; see
 	// vm.Machine.Forwarded.
 	ClientPorts []int
@@ -131,7 +134,11 @@ func Draw(t vm.TB, o Options, options ...vm.Option) *Bed {
 			machine = append(machine, vm.StateDiskOf(o.TargetDisk), vm.Modules("loop"))
 		}
 		for d := range o.Drives {
-			machine = append(machine, vm.NVMe(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
+			nvme := vm.NVMe
+			if o.LosesCaches {
+				nvme = vm.VolatileNVMe
+			}
+			machine = append(machine, nvme(o.DriveSize, fmt.Sprintf("T%dD%d", i+1, d+1)))
 		}
 		b.Targets = append(b.Targets, b.Cluster.Machine(fmt.Sprintf("t%d", i+1), machine...))
 	}

@@ -280,6 +280,14 @@ func (c *Cluster) close() {
 		}
 		m.Kill()
 	}
+	var errs error
+	for _, m := range machines {
+		for _, d := range m.drives {
+			if d.cache != nil {
+				errs = errors.Join(errs, d.cache.close())
+			}
+		}
+	}
 	for _, n := range c.networks {
 		n.close()
 	}
@@ -287,7 +295,6 @@ func (c *Cluster) close() {
 	if c.t.Failed() || keep {
 		c.t.Logf("logs of the machines are in %s", c.logs)
 	}
-	var errs error
 	if !keep {
 		errs = errors.Join(errs, os.RemoveAll(c.drives))
 	}

@@ -4,6 +4,7 @@ package vm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +25,7 @@ type Drive struct {
 	id      string
 	nvme    bool
 	path    string
+	cache   *volatile // nil: it has none that is lost
 
 	mu     sync.Mutex
 	faults int // filters made
@@ -53,8 +55,19 @@ func newDrive(ctx context.Context, m *Machine, i int, o driveOption) (*Drive, er
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return d, f.Truncate(size)
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil || !o.volatile {
+		return d, err
+	}
+	d.cache, err = newVolatile(d.path)
+	return d, err
+}
+
+// Lost is how many blocks of 4 KiB a volatile drive has lost with its cache so far.
+func (d *Drive) Lost() int {
+	if d.cache == nil {
+		return 0
+	}
+	return d.cache.lost()
 }
 
 // Path is the drive's file on this machine, to inspect what a guest wrote.
@@ -66,11 +79,18 @@ func (d *Drive) Path() string { return d.path }
 const cacheNoFlush = "cache.direct=off,cache.no-flush=on"
 
 func (d *Drive) fileNode() string {
+	if d.cache != nil {
+		return fmt.Sprintf("driver=nbd,node-name=%s-file,server.type=unix,server.path=%s,discard=unmap", d.id, d.cache.path)
+	}
 	return fmt.Sprintf("driver=file,node-name=%s-file,filename=%s,discard=unmap,%s", d.id, d.path, cacheNoFlush)
 }
 
 func (d *Drive) node() string {
-	return fmt.Sprintf("driver=raw,node-name=%s,file=%s-file,discard=unmap,%s", d.id, d.id, cacheNoFlush)
+	node := fmt.Sprintf("driver=raw,node-name=%s,file=%s-file,discard=unmap", d.id, d.id)
+	if d.cache != nil {
+		return node
+	}
+	return node + "," + cacheNoFlush
 }
 
 func (d *Drive) device() string {
@@ -134,7 +154,7 @@ func (b *boot) setFault(ctx context.Context, d *Drive, f DriveFault) error {
 	}
 	_, err := b.qmp.do(ctx, "blockdev-reopen", map[string]any{"options": []any{map[string]any{
 		"driver": "raw", "node-name": d.id, "file": file, "discard": "unmap",
-		"cache": map[string]any{"direct": false, "no-flush": true},
+		"cache": map[string]any{"direct": false, "no-flush": d.cache == nil},
 	}}})
 	return err
 }

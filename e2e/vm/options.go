@@ -21,9 +21,10 @@ type machineOptions struct {
 }
 
 type driveOption struct {
-	nvme   bool
-	size   string
-	serial string
+	nvme     bool
+	volatile bool
+	size     string
+	serial   string
 }
 
 // Memory sets the machine's memory in MiB (default 384).
@@ -37,6 +38,13 @@ func CPUs(n int) MachineOption { return func(o *machineOptions) { o.cpus = n } }
 func NVMe(size, serial string) MachineOption {
 	return func(o *machineOptions) {
 		o.drives = append(o.drives, driveOption{nvme: true, size: size, serial: serial})
+	}
+}
+
+// VolatileNVMe is NVMe with a drive whose write cache is lost, in part, when the machine is killed.
+func VolatileNVMe(size, serial string) MachineOption {
+	return func(o *machineOptions) {
+		o.drives = append(o.drives, driveOption{nvme: true, volatile: true, size: size, serial: serial})
 	}
 }
 

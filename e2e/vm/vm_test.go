@@ -38,7 +38,7 @@ func shell(t *testing.T, m *Machine, script string) string {
 
 func TestKernelMachine(t *testing.T) {
 	c := NewCluster(t)
-	m := c.Start("m1", NVMe("1GiB", "A1"), NVMe("512MiB", "A2"), VirtioDisk("64MiB", "V1"), StateDisk())
+	m := c.Start("m1", NVMe("1GiB", "A1"), NVMe("512MiB", "A2"), VolatileNVMe("64MiB", "A3"), VirtioDisk("64MiB", "V1"), StateDisk())
 	t.Run("a command gives its output and exit code", func(t *testing.T) { testCommands(t, m) })
 	t.Run("a command ends with its context", func(t *testing.T) { testCancel(t, m) })
 	t.Run("files cross in both directions", func(t *testing.T) { testFiles(t, m) })
@@ -115,7 +115,7 @@ func testSerials(t *testing.T, m *Machine) {
 	got := shell(t, m, `for b in /sys/block/nvme*n1; do
 		read serial < $b/device/serial; read size < $b/size; echo $serial $size; done | sort
 		for b in /sys/block/vd*; do cat $b/serial; echo; done | sort`)
-	if want := "A1 2097152\nA2 1048576\nV1\nweft-state\nweft-tools"; got != want {
+	if want := "A1 2097152\nA2 1048576\nA3 131072\nV1\nweft-state\nweft-tools"; got != want {
 		t.Errorf("drives = %q, want %q", got, want)
 	}
 }
@@ -218,6 +218,11 @@ func testPull(t *testing.T, m *Machine) {
 func testPowerCut(t *testing.T, m *Machine) {
 	dev := nvme(t, m, "A1")
 	shell(t, m, "echo kept > /var/lib/weft/state; sync; echo gone > /root/file; printf synced | dd of="+dev+" conv=notrunc,fsync 2>&1")
+	cached := func(synced string) string { // 256 blocks are flushed, and as many are not
+		return "tr '\\0' x </dev/zero | dd of=" + nvme(t, m, "A3") + " bs=64k count=16 iflag=fullblock oflag=direct " + synced + " 2>&1"
+	}
+	shell(t, m, cached("conv=fsync"))
+	shell(t, m, cached("seek=16"))
 	m.Kill()
 	if m.Running() {
 		t.Error("Running = true after Kill")
@@ -230,7 +235,19 @@ func testPowerCut(t *testing.T, m *Machine) {
 	if want := "kept\nsynced"; got != want {
 		t.Errorf("after the power cut = %q, want %q", got, want)
 	}
+	// What was not flushed is there or not, each block by itself.
+	kept := func(from int) string {
+		return shell(t, m, fmt.Sprintf("dd if=%s bs=1M skip=%d count=1 2>/dev/null | tr -d '\\0' | wc -c", nvme(t, m, "A3"), from))
+	}
+	lost := m.Drive("A3").Lost()
+	if all, some := kept(0), kept(1); all != fmt.Sprint(1<<20) || some != fmt.Sprint(1<<20-lost*4096) || lost == 0 || lost == 256 {
+		t.Errorf("of a volatile drive %s bytes are left that were flushed and %s that were not; it says that it lost %d blocks", all, some, lost)
+	}
+	shell(t, m, cached("seek=32"))
 	must(t, m.Reboot(t.Context()))
+	if all := kept(2); all != fmt.Sprint(1<<20) {
+		t.Errorf("after an orderly reboot %s bytes are left on a volatile drive", all)
+	}
 	if got := shell(t, m, "cat /var/lib/weft/state"); got != "kept" {
 		t.Errorf("after the reboot the state disk holds %q", got)
 	}

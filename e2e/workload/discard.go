@@ -18,32 +18,39 @@ const grain = 4
 
 // discard discards grains of the last quarter of the span until ctx ends, o.discards per second.
 func (w *writer) discard(ctx context.Context, f disk, o options) {
-	grains := o.blocks / grain
-	from := grains - grains/4
-	for ctx.Err() == nil && from < grains {
-		first := w.takeGrain(from, grains)
+	from, end := o.discardable()
+	for ctx.Err() == nil {
 		start := time.Now()
-		err := discardAt(f, int64(first*blockSize), grain*blockSize)
-		w.discarded(first, start, time.Now(), err)
+		if first, ok := w.takeGrain(from, end); ok {
+			err := discardAt(f, int64(first*blockSize), grain*blockSize)
+			w.discarded(first, start, time.Now(), err)
+		}
 		pause(ctx, time.Second/time.Duration(o.discards)-time.Since(start))
 	}
 }
 
-// takeGrain returns the first block of a grain none of whose blocks is being written, and keeps them from being written.
-func (w *writer) takeGrain(from, end uint64) (first uint64) {
+// discardable are the grains from one to before another that are discarded.
+func (o options) discardable() (from, end uint64) {
+	end = o.blocks / grain
+	return end - end/4, end
+}
+
+// takeGrain returns the first block of a grain, and keeps its blocks from being written; false if one of them is being
+// written now.
+func (w *writer) takeGrain(from, end uint64) (first uint64, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for taken := false; !taken; {
-		first, taken = (from+w.rand.Uint64N(end-from))*grain, true
-		for n := first; n < first+grain; n++ {
-			taken = taken && !w.busy[n]
+	first = (from + w.rand.Uint64N(end-from)) * grain
+	for n := first; n < first+grain; n++ {
+		if w.busy[n] {
+			return 0, false
 		}
 	}
 	for n := first; n < first+grain; n++ {
 		w.busy[n], w.blank[n] = true, true
 		fmt.Fprintf(w.out, "d %d\n", n)
 	}
-	return first
+	return first, true
 }
 
 func (w *writer) discarded(first uint64, start, end time.Time, err error) {

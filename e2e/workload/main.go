@@ -204,6 +204,12 @@ func write(ctx context.Context, o options, out io.Writer) error {
 	defer f.Close()
 	w := &writer{rand: rand.New(rand.NewPCG(o.seed, 0)), next: o.first, busy: map[uint64]bool{}, out: bufio.NewWriter(out), history: newHistory(o.first)}
 	defer w.out.Flush()
+	if o.discards > 0 { // an earlier writer's discards may be done on one copy alone
+		from, grains := o.discardable()
+		for n := from * grain; n < grains*grain; n++ {
+			w.blank[n] = true
+		}
+	}
 	flushing, stop := context.WithCancel(context.Background())
 	defer stop()
 	go w.flushEvery(flushing, 20*time.Millisecond)

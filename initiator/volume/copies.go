@@ -66,6 +66,7 @@ func (p *planner) tellCopies() {
 		for copy, c := range column.Copies {
 			if l := p.link(Place{k, copy}); l != nil && c.Awaits != "" {
 				p.v.Copies = append(p.v.Copies, CopyTold{Leg: l.Leg, Waiting: c.Awaits})
+				continue
 			}
 			if c.State != Rebuilding || c.Total == 0 {
 				continue

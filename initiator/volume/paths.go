@@ -113,9 +113,16 @@ func (p *planner) notePreference() {
 	if p.w.NearError != "" {
 		p.v.path("networks near to a GPU are not preferred: %s", p.w.NearError)
 	}
-	onRail := func(portal block.Portal) bool { return portal.Rail == p.w.Rail }
-	if p.w.Rail != "" && !slices.ContainsFunc(p.w.Links, func(l Link) bool { return slices.ContainsFunc(l.Portals, onRail) }) {
-		p.v.path("rail %s is not preferred: no target has a portal on it", p.w.Rail)
+	has := func(which func(block.Portal) bool) bool {
+		return slices.ContainsFunc(p.w.Links, func(l Link) bool {
+			return slices.ContainsFunc(l.Portals, func(portal block.Portal) bool { return p.fits(portal) && which(portal) })
+		})
+	}
+	if p.w.Rail != "" && !has(func(portal block.Portal) bool { return portal.Rail == p.w.Rail }) {
+		p.v.path("rail %s is not preferred: no target has a portal on it that this host can use", p.w.Rail)
+	}
+	if len(p.w.Near) > 0 && !has(func(portal block.Portal) bool { return within(p.w.Near, portal) }) {
+		p.v.path("networks near to a GPU are not preferred: no target has a portal in %v that this host can use", p.w.Near)
 	}
 }
 

@@ -62,7 +62,7 @@ func (o Origin) String() string {
 //
 // Legs that wait for their turn at the same time are prepared together, and recorded in one write of the label.
 func (d *Disk) Prepare(id block.LegID, revision uint64, size block.Size, from Origin) error {
-	p := &preparing{id: id, revision: revision, size: size, from: from}
+	p := &preparing{on: d.Drive, id: id, revision: revision, size: size, from: from}
 	q := &d.held.trees
 	q.await(p)
 	err := d.inTurn(func() error {
@@ -80,6 +80,7 @@ func (d *Disk) Prepare(id block.LegID, revision uint64, size block.Size, from Or
 
 // preparing is a leg that is to be prepared.
 type preparing struct {
+	on       *drive.Drive // whose label it is planned from
 	id       block.LegID
 	revision uint64
 	size     block.Size
@@ -97,11 +98,11 @@ func (t *trees) await(p *preparing) {
 	t.prepare = append(t.prepare, p)
 }
 
-// waiting are the legs other than p that wait.
+// waiting are the legs other than p that wait, and that are planned from a label that is read after this.
 func (t *trees) waiting(p *preparing) []*preparing {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(t.prepare), func(o *preparing) bool { return o == p || o.done })
+	return slices.DeleteFunc(slices.Clone(t.prepare), func(o *preparing) bool { return o == p || o.on != p.on || o.done })
 }
 
 // done ends the wait of a leg.

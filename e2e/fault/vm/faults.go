@@ -188,12 +188,16 @@ func (l *life) linkOn(network *vm.Network, where string, a, b *vm.Machine) fault
 // flushes.) It is the only fault of a target then: the application gets the error of a last copy that
 // rejects writes.
 func (l *life) driveFails(target *vm.Machine) fault {
-	d := target.Drive(fmt.Sprintf("T%sD1", target.Name()[1:]))
+	d := l.driveOf(target)
 	return fault{
 		name: "failing drive of " + target.Name(), machines: l.Targets,
 		begin: func(ctx context.Context) error { return d.Fail(ctx, vm.DriveFault{Reads: true, Writes: true}) },
 		end:   func(ctx context.Context) error { return d.Fail(ctx, vm.DriveFault{}) },
 	}
+}
+
+func (l *life) driveOf(target *vm.Machine) *vm.Drive {
+	return target.Drive(fmt.Sprintf("T%sD1", target.Name()[1:]))
 }
 
 // clockJumps is a clock that is wrong by up to an hour.

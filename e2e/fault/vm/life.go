@@ -15,13 +15,15 @@ import (
 )
 
 const (
-	volume  = "db1"
-	span    = 16 // MiB of the volume that are written
-	rate    = 150
-	reads   = 50 // per second, beside the writes
-	trims   = 10 // discards per second of a thin volume
-	atOnce  = 3  // faults
-	healsIn = 4 * time.Minute
+	volume = "db1"
+	span   = 16 // MiB of the volume that are written
+	// MiB of the volume, which has two columns. A plain one is compared whole.
+	plainSize, thinSize = 64, 256
+	rate                = 150
+	reads               = 50 // per second, beside the writes
+	trims               = 10 // discards per second of a thin volume
+	atOnce              = 3  // faults
+	healsIn             = 4 * time.Minute
 	// Targets read and write thin legs in their agents' processes. Under emulation, beside other work, 128 MiB were
 	// copied there at 0.3 MiB/s.
 	thinHealsIn = 10 * time.Minute
@@ -38,6 +40,7 @@ type life struct {
 
 	injected, written, read, discarded int
 	asked, taken, refused              int // snapshots
+	lost                               int // blocks, with drives' caches
 	rotten, mended                     int // bytes that changed on a drive, and ranges that were repaired
 
 	*testbed.Bed
@@ -65,7 +68,7 @@ func (l *life) live(t vm.TB) {
 		l.thin = l.kind == "thin"
 	}
 	if o.Caches = l.rand.IntN(4) == 0; o.Caches {
-		l.caches = true
+		l.caches, o.LosesCaches = true, true
 		l.say("drives have volatile caches")
 	}
 	// A kernel that loses its legs or its drive says so.
@@ -79,14 +82,17 @@ func (l *life) live(t vm.TB) {
 	l.check()
 	l.checkSnapshots()
 	l.Detach(volume)
+	for _, t := range l.Targets {
+		l.lost += l.driveOf(t).Lost()
+	}
 }
 
 // create creates the volume. Targets serve the legs of a thin one from their agents' processes, beside their kernels.
 func (l *life) create() {
-	var flags []string
+	size, flags := plainSize, []string{}
 	if l.thin {
 		l.say("the volume is thin")
-		flags = append(flags, "--thin")
+		size, flags = thinSize, append(flags, "--thin")
 	}
 	l.Create(volume, fmt.Sprintf("%dMiB", size), 2, 2, flags...)
 }
@@ -97,14 +103,14 @@ func (l *life) say(format string, args ...any) {
 
 // outcome says in numbers what the life has shown.
 func (l *life) outcome() string {
-	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d discards, %d snapshots right, %d not taken, %d changed bytes, %d repairs", l.written, l.read, l.discarded, l.taken, l.refused, l.rotten, l.mended)
+	return fmt.Sprintf("%d writes acknowledged and found, %d reads, %d discards, %d snapshots right, %d not taken, %d changed bytes, %d repairs, %d blocks lost with caches", l.written, l.read, l.discarded, l.taken, l.refused, l.rotten, l.mended, l.lost)
 }
 
 // add adds the outcome of another life.
 func (l *life) add(other *life) {
 	l.written, l.read, l.discarded = l.written+other.written, l.read+other.read, l.discarded+other.discarded
 	l.taken, l.refused = l.taken+other.taken, l.refused+other.refused
-	l.rotten, l.mended = l.rotten+other.rotten, l.mended+other.mended
+	l.rotten, l.mended, l.lost = l.rotten+other.rotten, l.mended+other.mended, l.lost+other.lost
 }
 
 // attach gives the volume to a client and begins to write.
@@ -137,15 +143,15 @@ func (l *life) round() {
 		names = append(names, f.name)
 	}
 	l.say("%s", strings.Join(names, " + "))
-	rots := !l.thin && l.rand.IntN(3) == 0
-	if rots {
-		l.rot()
+	var changed *rotten
+	if !l.thin && l.rand.IntN(3) == 0 {
+		changed = l.rot()
 	}
 	l.inject(faults)
 	moved := l.end(faults)
 	l.healthy(names)
-	if rots {
-		l.mend()
+	if changed != nil {
+		l.mend(changed)
 	}
 	if l.thin && l.rand.IntN(4) == 0 {
 		l.ask()

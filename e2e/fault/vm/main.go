@@ -33,9 +33,7 @@
 // drives that fail; and clocks that jump. A power cut of the client moves the volume to the other one by
 // force.
 //
-// In some lives drives announce volatile caches. Those that QEMU emulates lose nothing with the power of their machine,
-// but Weft has to take them for drives that do: a leg that lost its power is copied whole, and is not served before the
-// manager has judged it.
+// In some lives drives have volatile caches, and lose a part of what was not flushed when their machine loses its power.
 //
 // Now and then a drive that QEMU emulates stops for good. A life in which the kernel reports that is
 // not counted, and another one is lived in its place.

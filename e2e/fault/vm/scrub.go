@@ -12,17 +12,23 @@ import (
 )
 
 const (
-	size     = 256              // MiB of the volume, which has two columns
-	unused   = span << 20       // an offset in each leg, behind whatever is written
-	scrubbed = 10 * time.Minute // under emulation, copies are compared at some MiB a second
+	unused   = span << 20 / 2   // an offset in each leg of two columns, behind whatever is written
+	scrubbed = 10 * time.Minute // under emulation, beside the writes, half a MiB is compared in a second
 )
 
+// rotten is a byte that has changed on a drive.
+type rotten struct {
+	column uint32
+	at     int    // in each leg
+	events uint64 // before it did
+}
+
 // rot changes a byte on a drive, and begins a scrub that repairs it. The scrub is told which copy is right.
-func (l *life) rot() {
+func (l *life) rot() *rotten {
 	column, copy := l.rand.Uint32N(2), l.rand.Uint32N(2)
 	legs := l.Volume(volume).GetLegs()
 	i := slices.IndexFunc(legs, func(g *pb.Leg) bool { return g.Column == column && g.Copy == copy })
-	at := unused + l.rand.IntN(size<<20/2-unused)
+	at := unused + l.rand.IntN(plainSize<<20/2-unused)
 	l.say("byte %d of leg %d.%d changes", at, column, copy)
 	ctx, cancel := context.WithTimeout(l.T.Context(), time.Minute)
 	defer cancel()
@@ -30,11 +36,19 @@ func (l *life) rot() {
 	l.must(err, "change a byte")
 	l.rotten++
 	l.Weft("volume", "scrub", volume, "--repair", "--from", fmt.Sprintf("%d.%d", column, 1-copy))
+	return &rotten{column, at, l.lastEvent()}
+}
+
+func (l *life) lastEvent() (seq uint64) {
+	for _, e := range l.Events("volume " + volume) {
+		seq = max(seq, e.Seq)
+	}
+	return seq
 }
 
 // mend waits until the scrub has ended, and has another one repair what faults have kept it from. The rotten copy may
-// have been made anew meanwhile, or have been the source of another one.
-func (l *life) mend() {
+// have been made anew meanwhile, or, if legs were lost, have been the source of another one.
+func (l *life) mend(r *rotten) {
 	first := l.scrubEnds()
 	again := []string{"volume", "scrub", volume, "--repair"}
 	for _, p := range first.GetFrom() {
@@ -42,10 +56,29 @@ func (l *life) mend() {
 	}
 	l.Weft(again...)
 	s := l.scrubEnds()
-	if s.GetFound() > 1 || s.GetFound() != s.GetRepaired() {
+	if s.GetStopped() || s.GetDoneBytes() != s.GetTotalBytes() || s.GetFound() > 1 || s.GetFound() != s.GetRepaired() {
 		l.T.Fatalf("a byte has changed, all has healed, and a scrub ended as %v; beside the faults, as %v\n%s", s, first, l.State())
 	}
 	l.mended += int(first.GetRepaired() + s.GetRepaired())
+	lost := slices.ContainsFunc(l.Events("volume "+volume), func(e *pb.Event) bool { return e.Seq > r.events && e.Kind == "leg.stale" })
+	for copy := range uint32(2) {
+		if n := l.notZero(r, copy); n > 0 && !lost {
+			l.T.Fatalf("no leg was lost, and %d bytes that a drive had changed are on copy %d of column %d\n%s", n, copy, r.column, l.State())
+		}
+	}
+}
+
+// notZero is how many bytes of the block in which a byte has changed are no zeroes on a copy.
+func (l *life) notZero(r *rotten, copy uint32) (n int) {
+	legs := l.Volume(volume).GetLegs()
+	i := slices.IndexFunc(legs, func(g *pb.Leg) bool { return g.Column == r.column && g.Copy == copy })
+	ctx, cancel := context.WithTimeout(l.T.Context(), time.Minute)
+	defer cancel()
+	out, err := l.Holder(volume, r.column, copy).Shell(ctx, fmt.Sprintf("dd if=/dev/weft/leg/%s bs=4096 skip=%d count=1 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c", legs[i].GetId(), r.at/4096))
+	l.must(err, "read what has changed")
+	_, err = fmt.Sscan(out, &n)
+	l.must(err, "read what has changed")
+	return n
 }
 
 // scrubEnds waits for the end of the scrub.
