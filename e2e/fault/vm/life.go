@@ -18,7 +18,7 @@ const (
 	volume = "db1"
 	span   = 16 // MiB of the volume that are written
 	// MiB of the volume, which has two columns. A plain one is compared whole.
-	plainSize, thinSize = 64, 256
+	plainSize, thinSize = 48, 256
 	rate                = 150
 	reads               = 50 // per second, beside the writes
 	trims               = 10 // discards per second of a thin volume
@@ -144,7 +144,7 @@ func (l *life) round() {
 	}
 	l.say("%s", strings.Join(names, " + "))
 	var changed *rotten
-	if !l.thin && l.rand.IntN(3) == 0 {
+	if !l.thin && l.rand.IntN(6) == 0 {
 		changed = l.rot()
 	}
 	l.inject(faults)
