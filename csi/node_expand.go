@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"weft.dev/weft/csi/mount"
+	"weft.dev/weft/proto/pb"
 )
 
 // NodeExpandVolume waits until the device has the requested size, and grows the file system on it
@@ -49,7 +50,7 @@ func (s *nodeServer) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolu
 }
 
 func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, required uint64) (size uint64, err error) {
-	v, err := s.volume(ctx, id)
+	v, now, err := s.reported(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -58,7 +59,6 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 		return 0, err
 	}
 	device := s.deviceOf(m)
-	now := attachmentTo(v, string(s.cfg.Node))
 	if now == nil || now.DeviceNumber != device.String() {
 		return 0, status.Errorf(codes.FailedPrecondition, "volume %s: device %s, which is not the volume's, is mounted on %s", v.Name, device, m.Point)
 	}
@@ -94,6 +94,22 @@ func (s *nodeServer) expand(ctx context.Context, t *task, id, path string, requi
 		return 0, status.Errorf(codes.Internal, "volume %s: %v", v.Name, err)
 	}
 	return size, nil
+}
+
+// reported waits until the agent has told the manager which device the volume has here, which a manager that has just
+// begun does not know. Without that, the answer would say that another device is mounted, and the kubelet would not ask
+// again. The attachment is nil if there is none.
+func (s *nodeServer) reported(ctx context.Context, id string) (v *pb.Volume, now *pb.Attachment, err error) {
+	err = await(ctx, fmt.Sprintf("grow volume %s on this node", id), func() (string, error) {
+		if v, err = s.volume(ctx, id); err != nil {
+			return "", err
+		}
+		if now = attachmentTo(v, string(s.cfg.Node)); now != nil && now.DeviceNumber == "" {
+			return "the initiator agent of node " + now.Node + " to report its device", nil
+		}
+		return "", nil
+	})
+	return v, now, err
 }
 
 // awaitSize waits until a device has at least a size, and returns its size.

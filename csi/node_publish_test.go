@@ -461,6 +461,11 @@ func TestExpandWaitsForTheDeviceAndGrowsTheFileSystem(t *testing.T) {
 		w.kernel.mu.Lock()
 		w.disk.size = 1024 * mib
 		w.kernel.mu.Unlock()
+		var number string
+		w.records.set(volumeID, func(v *pb.Volume) { number, v.Attachment.DeviceNumber = v.Attachment.DeviceNumber, "" })
+		_, err = w.node.NodeExpandVolume(callContext(t, 50*time.Millisecond), ask)
+		refused(t, "expand at a manager that has just begun", err, codes.DeadlineExceeded, "report its device")
+		w.records.set(volumeID, func(v *pb.Volume) { v.Attachment.DeviceNumber = number })
 		got, err := w.node.NodeExpandVolume(callContext(t, 10*time.Second), ask)
 		succeeds(t, "expand", err)
 		if s, _ := mount.ParseSuperblock(w.disk.start[:]); got.CapacityBytes != 1024*mib || s.Bytes != 1024*mib {
