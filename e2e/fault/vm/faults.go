@@ -42,6 +42,9 @@ func (l *life) choose(n int) (chosen []fault) {
 // any returns one of all faults.
 func (l *life) any() fault {
 	target := l.Targets[l.rand.IntN(len(l.Targets))]
+	if l.caches && l.rand.IntN(3) == 0 { // what these lives are for
+		return l.targetPowerCut(target)
+	}
 	managers := l.rand.Perm(len(l.Managers))
 	first, second := l.Managers[managers[0]], l.Managers[managers[1]]
 	all := []func() fault{
