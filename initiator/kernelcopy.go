@@ -45,14 +45,14 @@ const (
 	targetsToSay  = "targets to say what it lacks; if they do not, all of it is copied"
 )
 
-// awaits is what a copy waited for when its column was planned last.
+// awaits says what a copy was waiting for when its column was planned last.
 type awaits struct {
 	leg  block.LegID
 	what string // for people
 	at   time.Time
 }
 
-// of is what the copy to a leg waits for.
+// of says what the copy to a leg waits for; empty: nothing, or that is not known.
 func (a awaits) of(l *volume.Link, now time.Time) string {
 	if l == nil || !l.Rebuilding || l.Leg != a.leg || now.Sub(a.at) > awaitsFor {
 		return ""

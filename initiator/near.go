@@ -17,8 +17,8 @@ import (
 // not answer, so it is done beside the agent's loop, again and again, since routes come and go. It may be used from
 // several goroutines.
 type nearby struct {
-	find    func(gpu string) ([]netip.Prefix, error) // nil: it finds none
-	changed chan struct{}                            // holds a token after an answer has changed
+	find    func(gpu string) ([]netip.Prefix, error)
+	changed chan struct{} // holds a token after an answer has changed
 
 	mu      sync.Mutex
 	answers map[string]*nearAnswer // by GPU
@@ -40,18 +40,20 @@ const (
 	nearPatience = time.Second
 )
 
+// newNearby: with a nil find, no GPU has any.
 func newNearby(find func(gpu string) ([]netip.Prefix, error)) *nearby {
+	if find == nil {
+		find = func(gpu string) ([]netip.Prefix, error) {
+			return nil, fmt.Errorf("GPU %s: this agent does not look for GPUs", gpu)
+		}
+	}
 	return &nearby{find: find, changed: make(chan struct{}, 1), answers: map[string]*nearAnswer{}}
 }
 
 // networks returns those near to a GPU, as far as they are known.
 func (n *nearby) networks(gpu string) ([]netip.Prefix, error) {
-	if n.find == nil {
-		return nil, fmt.Errorf("GPU %s: this agent does not look for GPUs", gpu)
-	}
-	first := n.ask(gpu)
 	select {
-	case <-first:
+	case <-n.ask(gpu):
 	case <-time.After(nearPatience):
 	}
 	n.mu.Lock()
@@ -109,8 +111,8 @@ func (a *Agent) prefer(w *volume.Wanted) {
 // lookNear looks again at what is near to the GPUs that are named.
 func (a *Agent) lookNear(all *pb.InitiatorWanted) {
 	for _, p := range all.GetAttachments() {
-		if p.GetNearGpu() != "" && a.near.find != nil {
-			a.near.ask(p.GetNearGpu())
+		if gpu := p.GetNearGpu(); gpu != "" {
+			a.near.ask(gpu)
 		}
 	}
 }

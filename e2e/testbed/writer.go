@@ -34,7 +34,7 @@ type Writer struct {
 	rest   []byte // of an incomplete line
 	log    []Ack
 	reads  int
-	blank  map[uint64]bool // by block: discarded, and no write of it acknowledged since; false: one was
+	blank  map[uint64]bool // by block: true, it was discarded; false, a write of it was acknowledged since
 	frees  int             // discards that ended
 	errors []string
 }
@@ -88,9 +88,7 @@ func (w *Writer) line(line string) {
 	if n, _ := fmt.Sscanf(line, "A %d %d %d %d", &a.Block, &a.Seq, &start, &end); n == 4 {
 		a.Start, a.End = time.Unix(0, start), time.Unix(0, end)
 		w.log = append(w.log, a)
-		if w.blank[a.Block] {
-			w.blank[a.Block] = false
-		}
+		w.blank[a.Block] = false
 		return
 	}
 	if n, _ := fmt.Sscanf(line, "d %d", &a.Block); n == 1 {
@@ -129,16 +127,11 @@ func (w *Writer) Discards() int {
 	return w.frees
 }
 
-// Blank adds to all whether blocks may be blank: true where one was discarded, and false where it was written since.
+// Blank notes in all which blocks this writer has discarded (true), and which it has written since (false).
 func (w *Writer) Blank(all map[uint64]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.Copy(all, w.blank)
-	for _, a := range w.log {
-		if all[a.Block] && !w.blank[a.Block] {
-			delete(all, a.Block)
-		}
-	}
 }
 
 // Discardable are the blocks of a span of so many MiB that a writer may discard.

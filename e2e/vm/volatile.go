@@ -29,7 +29,6 @@ type volatile struct {
 	ended  chan struct{}
 
 	mu     sync.Mutex
-	rand   *rand.Rand
 	cache  map[int64]*[cached]byte // by offset: not flushed
 	losses int                     // blocks that were lost, over all power cuts
 }
@@ -47,7 +46,7 @@ func newVolatile(path string) (*volatile, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	v := &volatile{file: f, size: info.Size(), path: path + ".nbd", ended: make(chan struct{}), rand: rand.New(rand.NewPCG(rand.Uint64(), 0)), cache: map[int64]*[cached]byte{}}
+	v := &volatile{file: f, size: info.Size(), path: path + ".nbd", ended: make(chan struct{}), cache: map[int64]*[cached]byte{}}
 	if v.listen, err = net.Listen("unix", v.path); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -91,7 +90,7 @@ func (v *volatile) powerCut() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for at, block := range v.cache {
-		if v.rand.IntN(2) == 0 {
+		if rand.IntN(2) == 0 {
 			v.losses++
 		} else if _, err := v.file.WriteAt(block[:], at); err != nil {
 			fmt.Fprintf(os.Stderr, "volatile drive %s: %v\n", v.path, err)
@@ -149,11 +148,14 @@ func (v *volatile) serve(c net.Conn) error {
 				return err
 			}
 		}
-		err := v.do(command, flags&nbdFUA != 0, off, length, data)
+		var failed uint32
+		if err := v.do(command, flags&nbdFUA != 0, off, length, data); err != nil {
+			failed = uint32(unix.EIO)
+		}
 		reply := binary.BigEndian.AppendUint32(nil, nbdReply)
-		reply = binary.BigEndian.AppendUint32(reply, map[bool]uint32{true: uint32(unix.EIO)}[err != nil])
+		reply = binary.BigEndian.AppendUint32(reply, failed)
 		reply = append(reply, header[8:16]...)
-		if command == nbdRead && err == nil {
+		if command == nbdRead && failed == 0 {
 			reply = append(reply, data...)
 		}
 		if _, err := c.Write(reply); err != nil {
@@ -207,7 +209,7 @@ func (v *volatile) greet(c net.Conn) error {
 	}
 }
 
-// do carries out a command; data is what is written, or is filled with what is read.
+// do carries out a command. A write takes data, and a read fills it.
 func (v *volatile) do(command uint16, durable bool, off int64, length int, data []byte) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

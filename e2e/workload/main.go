@@ -160,13 +160,11 @@ func (w *writer) done(block, seq uint64, start, end time.Time, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.busy, block)
-	if err == nil {
-		delete(w.blank, block)
-	}
 	if err != nil {
 		fmt.Fprintf(w.out, "E %d %d %d %d %v\n", block, seq, start.UnixNano(), end.UnixNano(), err)
 		return
 	}
+	delete(w.blank, block)
 	w.learn(block, seq)
 	fmt.Fprintf(w.out, "A %d %d %d %d\n", block, seq, start.UnixNano(), end.UnixNano())
 }
@@ -205,8 +203,8 @@ func write(ctx context.Context, o options, out io.Writer) error {
 	w := &writer{rand: rand.New(rand.NewPCG(o.seed, 0)), next: o.first, busy: map[uint64]bool{}, out: bufio.NewWriter(out), history: newHistory(o.first)}
 	defer w.out.Flush()
 	if o.discards > 0 { // an earlier writer's discards may be done on one copy alone
-		from, grains := o.discardable()
-		for n := from * grain; n < grains*grain; n++ {
+		from, end := o.discardable()
+		for n := from * grain; n < end*grain; n++ {
 			w.blank[n] = true
 		}
 	}

@@ -108,7 +108,7 @@ func (p *planner) inTurn(l *Link) (all []block.Portal) {
 	return all
 }
 
-// notePreference says which networks that are preferred for the volume there are not.
+// notePreference tells why a network that is preferred for the volume is not used.
 func (p *planner) notePreference() {
 	if p.w.NearError != "" {
 		p.v.path("networks near to a GPU are not preferred: %s", p.w.NearError)

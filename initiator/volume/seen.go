@@ -240,7 +240,7 @@ type CopySeen struct {
 	// misses is tracked; 0: none did, or that is not known.
 	Whole uint64
 	What  string // what its rebuild copies, and why, for people; empty: not known
-	// Awaits is what its rebuild, which is wanted, waits for before it begins, for people; empty: nothing.
+	// Awaits says, for people, what its rebuild waits for before it begins; empty: nothing.
 	Awaits string
 }
 

@@ -112,8 +112,8 @@ func (t *trees) done(p *preparing) {
 	t.prepare = slices.DeleteFunc(t.prepare, func(o *preparing) bool { return o == p })
 }
 
-// prepareAll prepares the first of these legs, and those of other trees: what is recorded of one counts for the next
-// one in its tree. The caller has the turn.
+// prepareAll prepares the first of these legs, and one leg of each other tree. Another leg of the same tree waits: how it
+// is prepared depends on what is recorded of the one before. The caller has the turn.
 func (d *Disk) prepareAll(all []*preparing) {
 	label, err := certain(d.Drive)
 	if err != nil {

@@ -995,7 +995,8 @@ func (t *tx) setPaths(v *Volume, n int, lateWrites bool) error {
 	return nil
 }
 
-// explainPaths says which portals hosts prefer, which hosts use several paths, and what changes when they attach the volume the next time.
+// explainPaths says which portals hosts prefer, which hosts use several paths, and what changes when they attach the
+// volume the next time.
 func (s *State) explainPaths(e *Explanation, v *Volume) {
 	others := len(v.grants()) == 0 && v.Paths > 1
 	for _, a := range v.grants() {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -97,39 +96,33 @@ func printDurations(o Options, title string, rows []durations) error {
 	return out.Flush()
 }
 
-// lifetimes measures what is done to volumes that no host has, each written in part by nobody: it depends on neither.
+// lifetimes measures what is done to volumes that no host has.
 func (c *cluster) lifetimes(ctx context.Context, o Options) error {
 	for _, size := range []uint64{1 << 30, 32 << 30} {
 		name := fmt.Sprintf("size%d", size>>30)
 		if err := c.create(ctx, &pb.CreateVolumeRequest{Name: name, SizeBytes: size, Copies: copies, Stripes: 1, Thin: true}); err != nil {
 			return err
 		}
-		var rows []durations
-		step := func(i int, what string, do func() error) error {
-			began := time.Now()
-			if err := do(); err != nil {
-				return fmt.Errorf("%s, %d GiB, round %d: %w", what, size>>30, i+1, err)
-			}
-			at := slices.IndexFunc(rows, func(d durations) bool { return d.name == what })
-			if at < 0 {
-				at, rows = len(rows), append(rows, durations{name: what})
-			}
-			rows[at].all = append(rows[at].all, time.Since(began))
-			return nil
+		steps := []struct {
+			name string
+			do   func(snapshot, clone string) error
+		}{
+			{"snapshot", func(snapshot, _ string) error { return c.snapshot(ctx, snapshot, name) }},
+			{"clone", func(snapshot, clone string) error {
+				return c.create(ctx, &pb.CreateVolumeRequest{Name: clone, From: name + "@" + snapshot})
+			}},
+			{"delete the clone", func(_, clone string) error { return c.deleted(ctx, clone) }},
+			{"go back to the snapshot", func(snapshot, _ string) error { return c.goBack(ctx, name, name+"@"+snapshot) }},
+			{"delete the snapshot", func(snapshot, _ string) error { return c.deleteSnapshots(ctx, snapshot, name) }},
 		}
-		for i := range o.Rounds {
-			snapshot, clone := fmt.Sprintf("s%d", i), fmt.Sprintf("%s-clone%d", name, i)
-			err := errors.Join(
-				step(i, "snapshot", func() error { return c.snapshot(ctx, snapshot, name) }),
-				step(i, "clone", func() error {
-					return c.create(ctx, &pb.CreateVolumeRequest{Name: clone, From: name + "@" + snapshot})
-				}),
-				step(i, "delete the clone", func() error { return c.deleted(ctx, clone) }),
-				step(i, "go back to the snapshot", func() error { return c.goBack(ctx, name, name+"@"+snapshot) }),
-				step(i, "delete the snapshot", func() error { return c.deleteSnapshots(ctx, snapshot, name) }),
-			)
-			if err != nil {
-				return err
+		rows := make([]durations, len(steps))
+		for round := range o.Rounds {
+			for i, step := range steps {
+				began := time.Now()
+				if err := step.do(fmt.Sprintf("s%d", round), fmt.Sprintf("%s-clone%d", name, round)); err != nil {
+					return fmt.Errorf("%s, %d GiB, round %d: %w", step.name, size>>30, round+1, err)
+				}
+				rows[i].name, rows[i].all = step.name, append(rows[i].all, time.Since(began))
 			}
 		}
 		if err := printDurations(o, fmt.Sprintf("for the one who asks, a volume of %d GiB that no host has, %d times", size>>30, o.Rounds), rows); err != nil {
@@ -202,37 +195,35 @@ func (c *cluster) goBack(ctx context.Context, volume, snapshot string) error {
 }
 
 func (c *cluster) deleteSnapshots(ctx context.Context, name string, of ...string) error {
+	var all []string
 	for _, v := range of {
-		if _, err := c.manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: v + "@" + name}); err != nil {
+		all = append(all, v+"@"+name)
+	}
+	return c.deleted(ctx, all...)
+}
+
+// deleted deletes volumes or snapshots, and waits until they are gone.
+func (c *cluster) deleted(ctx context.Context, names ...string) error {
+	for _, name := range names {
+		if _, err := c.manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: name}); err != nil {
 			return err
 		}
 	}
-	for _, v := range of {
-		if err := c.gone(ctx, v+"@"+name); err != nil {
+	for _, name := range names {
+		err := c.eventually(ctx, "no "+name, func(ctx context.Context) error {
+			switch _, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name}); {
+			case status.Code(err) == codes.NotFound:
+				return nil
+			case err != nil:
+				return err
+			}
+			return errors.New("it is still there")
+		})
+		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// deleted deletes a volume, and waits until it is gone.
-func (c *cluster) deleted(ctx context.Context, name string) error {
-	if _, err := c.manager.DeleteVolume(ctx, &pb.DeleteVolumeRequest{Volume: name}); err != nil {
-		return err
-	}
-	return c.gone(ctx, name)
-}
-
-func (c *cluster) gone(ctx context.Context, name string) error {
-	return c.eventually(ctx, "no "+name, func(ctx context.Context) error {
-		switch _, err := c.manager.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name}); {
-		case status.Code(err) == codes.NotFound:
-			return nil
-		case err != nil:
-			return err
-		}
-		return errors.New("it is still there")
-	})
 }
 
 // flush writes 4 KiB beside the drives and waits until they are durable.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"weft.dev/weft/proto/pb"
@@ -19,31 +20,19 @@ const (
 // rotten is a byte that has changed on a drive.
 type rotten struct {
 	column uint32
-	at     int    // in each leg
-	events uint64 // before it did
+	at     int // in each leg
+	events int // of the volume, until it did
 }
 
 // rot changes a byte on a drive, and begins a scrub that repairs it. The scrub is told which copy is right.
 func (l *life) rot() *rotten {
 	column, copy := l.rand.Uint32N(2), l.rand.Uint32N(2)
-	legs := l.Volume(volume).GetLegs()
-	i := slices.IndexFunc(legs, func(g *pb.Leg) bool { return g.Column == column && g.Copy == copy })
 	at := unused + l.rand.IntN(plainSize<<20/2-unused)
 	l.say("byte %d of leg %d.%d changes", at, column, copy)
-	ctx, cancel := context.WithTimeout(l.T.Context(), time.Minute)
-	defer cancel()
-	_, err := l.Holder(volume, column, copy).Shell(ctx, fmt.Sprintf("printf x | dd of=/dev/weft/leg/%s bs=1 seek=%d conv=notrunc && sync", legs[i].GetId(), at))
-	l.must(err, "change a byte")
+	l.onLeg(column, copy, fmt.Sprintf("printf x | dd of=$leg bs=1 seek=%d conv=notrunc && sync", at))
 	l.rotten++
 	l.Weft("volume", "scrub", volume, "--repair", "--from", fmt.Sprintf("%d.%d", column, 1-copy))
-	return &rotten{column, at, l.lastEvent()}
-}
-
-func (l *life) lastEvent() (seq uint64) {
-	for _, e := range l.Events("volume " + volume) {
-		seq = max(seq, e.Seq)
-	}
-	return seq
+	return &rotten{column, at, len(l.Events("volume " + volume))}
 }
 
 // mend waits until the scrub has ended, and has another one repair what faults have kept it from. The rotten copy may
@@ -60,25 +49,24 @@ func (l *life) mend(r *rotten) {
 		l.T.Fatalf("a byte has changed, all has healed, and a scrub ended as %v; beside the faults, as %v\n%s", s, first, l.State())
 	}
 	l.mended += int(first.GetRepaired() + s.GetRepaired())
-	lost := slices.ContainsFunc(l.Events("volume "+volume), func(e *pb.Event) bool { return e.Seq > r.events && e.Kind == "leg.stale" })
+	lost := slices.ContainsFunc(l.Events("volume " + volume)[r.events:], func(e *pb.Event) bool { return e.Kind == "leg.stale" })
 	for copy := range uint32(2) {
-		if n := l.notZero(r, copy); n > 0 && !lost {
-			l.T.Fatalf("no leg was lost, and %d bytes that a drive had changed are on copy %d of column %d\n%s", n, copy, r.column, l.State())
+		out := l.onLeg(r.column, copy, fmt.Sprintf("dd if=$leg bs=4096 skip=%d count=1 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c", r.at/4096))
+		if n := strings.TrimSpace(out); n != "0" && !lost {
+			l.T.Fatalf("no leg was lost, and %s bytes that a drive had changed are on copy %d of column %d\n%s", n, copy, r.column, l.State())
 		}
 	}
 }
 
-// notZero is how many bytes of the block in which a byte has changed are no zeroes on a copy.
-func (l *life) notZero(r *rotten, copy uint32) (n int) {
+// onLeg runs a script on the target that holds a copy; $leg is its device there.
+func (l *life) onLeg(column, copy uint32, script string) string {
 	legs := l.Volume(volume).GetLegs()
-	i := slices.IndexFunc(legs, func(g *pb.Leg) bool { return g.Column == r.column && g.Copy == copy })
+	i := slices.IndexFunc(legs, func(g *pb.Leg) bool { return g.Column == column && g.Copy == copy })
 	ctx, cancel := context.WithTimeout(l.T.Context(), time.Minute)
 	defer cancel()
-	out, err := l.Holder(volume, r.column, copy).Shell(ctx, fmt.Sprintf("dd if=/dev/weft/leg/%s bs=4096 skip=%d count=1 iflag=direct 2>/dev/null | tr -d '\\0' | wc -c", legs[i].GetId(), r.at/4096))
-	l.must(err, "read what has changed")
-	_, err = fmt.Sscan(out, &n)
-	l.must(err, "read what has changed")
-	return n
+	out, err := l.Holder(volume, column, copy).Shell(ctx, fmt.Sprintf("leg=/dev/weft/leg/%s; %s", legs[i].GetId(), script))
+	l.must(err, "use a leg on its target")
+	return out
 }
 
 // scrubEnds waits for the end of the scrub.
