@@ -26,6 +26,14 @@ func TestScenarioANetworkFails(t *testing.T) {
 	railA, railB := t1.Addr(), t1.AddrOn(b.Rail)
 	onlyOver(t, b, railA, railB)
 
+	b.Eventually(time.Minute, "both connections have the keep-alive timeout of targets that are processes", func(ctx context.Context) error {
+		out, err := c1.Shell(ctx, "cat /sys/class/nvme/*/kato")
+		if err == nil && strings.Join(strings.Fields(out), " ") != "10 10" {
+			err = fmt.Errorf("timeouts in seconds: %s", out)
+		}
+		return err
+	})
+
 	w := b.Write(c1, device, 64, 200, 1)
 	w.AwaitProgress(100, time.Minute)
 	for range 3 {

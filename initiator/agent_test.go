@@ -187,6 +187,27 @@ func TestALegWhoseMachineIsGoneIsLostSooner(t *testing.T) {
 	}
 }
 
+// With Linux 6.1, a keep-alive that is under way when a connection is broken holds the connection's I/O until it times
+// out. Linux sends one a quarter of the timeout after the last answer, when the leg must have been found lost. A kernel
+// target keeps what a silent host has sent for twice the timeout, so it is longer only for targets that do not.
+func TestKeepAlivesGoOutOnlyWhenALegIsLost(t *testing.T) {
+	for perHost, want := range map[bool][]time.Duration{true: {5 * time.Second, 10 * time.Second}, false: {5 * time.Second}} {
+		from(t, 1, 2, func(w *world) { w.perHost = perHost }, func(w *world) {
+			time.Sleep(3 * time.Minute)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if len(w.keepAlives) != 2 {
+				t.Errorf("%d connections, want one to each target", len(w.keepAlives))
+			}
+			for controller, got := range w.keepAlives {
+				if !slices.Equal(got, want) {
+					t.Errorf("the timeouts of %s, whose target replaces controllers: %v, were %v, want %v", controller, perHost, got, want)
+				}
+			}
+		})
+	}
+}
+
 // betweenRails runs f on a host that serves a volume of two copies, whose targets have two portals each. at is
 // the address at which t1 is in use, and other that of its other portal.
 func betweenRails(t *testing.T, perHost bool, f func(w *world, at, other string)) {

@@ -183,7 +183,7 @@ func (k *kernelKeeper) reach(ctx context.Context, s *seen, o volume.Connect, con
 	}
 	options := fabrics.Options{
 		Portal: o.Portal, NQN: o.Subsystem, Host: k.agent.host(),
-		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.keepAlive(o.Portal), ReconnectDelay: reconnectDelay(o.Portal),
+		IOQueues: k.agent.cfg.IOQueues, KeepAlive: keepAlive(o.Portal), ReconnectDelay: reconnectDelay(o.Portal),
 	}
 	if !o.Keys.IsZero() {
 		var err error
@@ -343,17 +343,22 @@ func poll(ctx context.Context, every time.Duration, is func() bool) bool {
 	return true
 }
 
-// rdmaKeepAlive is so long that no keep-alive is under way, as a rule, when a path is cut: newer kernels
-// (Debian's 6.1.0-56) wait for its end, for up to a minute, before they fail the I/O of the connection. The
-// time limit of I/O and the agent's probes find the loss.
-const rdmaKeepAlive = time.Minute
-
-func (a *Agent) keepAlive(p block.Portal) time.Duration {
+// keepAlive is the keep-alive timeout of a new connection. It is so long that no keep-alive is under way, as a rule, when
+// the agent breaks the connection: Debian's 6.1.0-56 fails the connection's I/O only when that has timed out, too. Linux
+// sends one a quarter of the timeout after the last answer at the soonest (TBKAS: any command is a keep-alive). Over TCP
+// that is after 1.25 s, and a machine that is gone is given up after 0.7 s; over RDMA, where probes and the time limit
+// of I/O find the loss, it is after 15 s. It is no longer than that because a kernel target keeps the controller of a
+// host that is silent for up to twice the timeout, and carries out what it has of that host.
+func keepAlive(p block.Portal) time.Duration {
 	if p.Transport == block.RDMA {
-		return rdmaKeepAlive
+		return time.Minute
 	}
-	return a.cfg.KeepAlive
+	return 5 * time.Second
 }
+
+// keepAliveOfProcess is the timeout beside a target that ends the old controller of a host before it answers the next:
+// a process. One that is frozen still accepts connections, so it is given up after 2 s; a keep-alive goes out after 2.5 s.
+const keepAliveOfProcess = 10 * time.Second
 
 // reconnectDelay is how long the kernel waits between attempts to connect again. With RDMA an
 // attempt at a silent target takes more than a minute, and the controller cannot be deleted until
@@ -468,8 +473,8 @@ func (k *kernelKeeper) release(ctx context.Context, s *seen, path volume.Path, m
 	})
 }
 
-// breakDead breaks the connections of one of several paths. The kernel sends again on the others what waits on it, which
-// Debian's 6.1 does only when a keep-alive in flight has timed out, and then tries to connect.
+// breakDead breaks the connections of one of several paths. The kernel sends again on the others what waits on it, and
+// then tries to connect.
 func (k *kernelKeeper) breakDead(ctx context.Context, s *seen, path volume.Path) error {
 	if _, moves := k.moving[path.Subsystem]; moves {
 		return volume.ErrLater

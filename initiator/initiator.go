@@ -71,7 +71,7 @@ type Config struct {
 	TargetPatience time.Duration // how long a target may answer nothing, and accept no connection, before its legs are lost; see package userspace
 	FailOver       time.Duration // how long a path may be silent before it moves to another portal; see package userspace
 	Probe          time.Duration // interval of probe reads; 500 ms
-	KeepAlive      time.Duration // keep_alive_tmo of connections; 2 s
+	KeepAlive      time.Duration // keep-alive timeout of connections in user space; see package userspace
 	IOTimeout      time.Duration // io_timeout of paths; 5 s
 	IOQueues       int           // per connection; min(4, CPUs)
 
@@ -105,7 +105,6 @@ func (c Config) withDefaults() Config {
 	c.Window = cmp.Or(c.Window, 2*time.Second)
 	c.Lease = cmp.Or(c.Lease, 8*time.Second)
 	c.Probe = cmp.Or(c.Probe, 500*time.Millisecond)
-	c.KeepAlive = cmp.Or(c.KeepAlive, 2*time.Second)
 	c.IOTimeout = cmp.Or(c.IOTimeout, 5*time.Second)
 	c.IOQueues = cmp.Or(c.IOQueues, min(4, runtime.NumCPU()))
 	if c.Clock == nil {

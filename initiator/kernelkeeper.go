@@ -25,7 +25,7 @@ const (
 	callTimeout    = 5 * time.Second
 	connectTimeout = 15 * time.Second
 	partWithin     = 2 * time.Second  // a target that answers ends a connection within 0.3 s
-	movingFor      = 6 * time.Second  // Debian's 6.1 sends I/O again only when a keep-alive in flight has timed out
+	movingFor      = 6 * time.Second  // the kernel connects, and finds the namespaces, in the middle of a move
 	noticeTimeout  = 10 * time.Second // within it, keep-alives or the time limit of I/O end a silent connection
 )
 

@@ -175,21 +175,35 @@ func (k *kernelKeeper) promiseOf(c fabrics.Controller) *promise {
 		return p
 	}
 	p.asked = time.Now()
+	replaced := p.replaces
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()
 		data := make([]byte, nvmetcp.IdentifySize)
 		err := k.kernel.host.Admin(ctx, c, nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command(), data)
 		about, parse := nvmetcp.ParseController(data)
+		replaces := about.PerHost == 1
+		if err == nil && parse == nil && replaces && !replaced {
+			k.setKeepAlive(ctx, c, keepAliveOfProcess)
+		}
 		k.Tell(func() {
 			if err != nil || parse != nil {
 				k.log.Debug("target not identified", "controller", c.Name, "err", errors.Join(err, parse))
 				return
 			}
-			p.known, p.replaces = true, about.PerHost == 1
+			p.known, p.replaces = true, replaces
 		})
 	}()
 	return p
+}
+
+// setKeepAlive changes the keep-alive timeout of a controller at both ends: Linux takes it from the command, since 5.13,
+// and keeps it when it connects again.
+func (k *kernelKeeper) setKeepAlive(ctx context.Context, c fabrics.Controller, d time.Duration) {
+	set := nvmetcp.FeatureAccess{ID: nvmetcp.FeatureKeepAlive, Value: uint32(d / time.Millisecond)}
+	if err := k.kernel.host.Admin(ctx, c, set.SetCommand(), nil); err != nil {
+		k.log.Debug("keep-alive timeout not set", "controller", c.Name, "err", err)
+	}
 }
 
 // pathOf returns the path of a controller.

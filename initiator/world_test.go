@@ -91,6 +91,7 @@ type world struct {
 	bytes      map[string]map[int64]byte                                     // by node: what its legs hold, where that is known not to be zero
 	data       func(ctx context.Context, node string) ([]block.Range, error) // where a node's legs have data; nil: they do not know
 	perHost    bool                                                          // targets end a host's older controller when it connects again
+	keepAlives map[string][]time.Duration                                    // by controller: the timeouts that it was given
 	beside     func(node string) net.Conn                                    // to the agents beside the targets; nil: they do not listen
 	firstOver  map[string]block.Transport
 	frozen     map[string]chan struct{} // by node: the same for setting a queue's limits
@@ -119,7 +120,7 @@ func newWorld(t *testing.T, stripes, copies int) *world {
 		layout: block.Layout{Stripes: stripes, Copies: copies, Chunk: block.DefaultChunk},
 		silent: map[string]chan struct{}{}, cut: map[string]bool{}, off: map[string]bool{}, down: map[string]bool{}, health: map[dm.Ref]dm.Health{},
 		wait: make(chan struct{}), wanted: &pb.InitiatorWanted{Generation: 1, ClusterId: home.String()},
-		bytes: map[string]map[int64]byte{},
+		bytes: map[string]map[int64]byte{}, keepAlives: map[string][]time.Duration{},
 	}
 	for copy := range block.MaxSlots {
 		w.bytes[node(copy)] = map[int64]byte{}
@@ -375,6 +376,7 @@ func (w *world) Connect(_ context.Context, o fabrics.Options) (fabrics.Controlle
 		Address: fabrics.Address{Traddr: o.Portal.Address, Trsvcid: strconv.Itoa(int(o.Portal.Port))},
 	}
 	w.ctrl = append(w.ctrl, c)
+	w.keepAlives[c.Name] = []time.Duration{o.KeepAlive}
 	over := ""
 	if c.Transport != block.TCP {
 		over = " over " + string(c.Transport)
@@ -612,6 +614,10 @@ func (w *world) Admin(_ context.Context, c fabrics.Controller, cmd nvmetcp.Comma
 			about.PerHost = 1
 		}
 		copy(data, about.Append(nil))
+		return nil
+	}
+	if f := nvmetcp.ParseFeature(&cmd); cmd.Opcode() == nvmetcp.AdminSetFeatures && f.ID == nvmetcp.FeatureKeepAlive {
+		w.keepAlives[c.Name] = append(w.keepAlives[c.Name], time.Duration(f.Value)*time.Millisecond)
 		return nil
 	}
 	if w.listed == nil {
