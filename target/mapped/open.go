@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -242,9 +243,12 @@ func (t *Tree) openTables() error {
 	bad := make([][]int, len(all))
 	var group errgroup.Group
 	group.SetLimit(16) // reads in flight, so that a large tree opens at the drive's speed
+	buffers := sync.Pool{New: func() any { return new([3][tableSize]byte) }}
 	for i, e := range all {
 		group.Go(func() (err error) {
-			highest[i], bad[i], err = t.openTable(e)
+			b := buffers.Get().(*[3][tableSize]byte)
+			defer buffers.Put(b)
+			highest[i], bad[i], err = t.openTable(e, [2][]byte{b[0][:], b[1][:]}, b[2][:])
 			return err
 		})
 	}
@@ -256,20 +260,18 @@ func (t *Tree) openTables() error {
 	return nil
 }
 
-// openTable reads both copies of an extent's table, and writes again the blocks in which they differ. It
-// returns the slots whose records are bad in both; their blocks stay as they are.
-func (t *Tree) openTable(e *extent) (highest uint64, bad []int, err error) {
+// openTable reads both copies of an extent's table into raw, and writes again the blocks in which they differ from
+// want, what they should be. It returns the slots whose records are bad in both; their blocks stay as they are.
+func (t *Tree) openTable(e *extent, raw [2][]byte, want []byte) (highest uint64, bad []int, err error) {
 	if err := t.openHead(e); err != nil {
 		return 0, nil, err
 	}
-	var raw [2][]byte
 	for c := range raw {
-		raw[c] = make([]byte, tableSize)
 		if err := t.readTable(raw[c], e.at+tableAt[c]); err != nil {
 			return 0, nil, fmt.Errorf("read the table of extent %d: %w", e.number, err)
 		}
 	}
-	want := make([]byte, tableSize)
+	clear(want)
 	for b := range e.blocks {
 		from, to := b*unit, (b+1)*unit
 		if block.AllZero(raw[0][from:to]) && block.AllZero(raw[1][from:to]) {
@@ -278,16 +280,17 @@ func (t *Tree) openTable(e *extent) (highest uint64, bad []int, err error) {
 		records, known := new([perBlock]record), len(bad)
 		for i := range records {
 			slot := b*perBlock + i
-			good, ok, err := t.goodRecord(raw, e.number, slot)
+			good, from, err := t.goodRecord(raw, e.number, slot)
 			if err != nil {
 				return 0, nil, err
 			}
-			if !ok {
+			if from == nil {
 				bad = append(bad, slot)
+				continue
 			}
 			highest = max(highest, good.seq)
 			records[i].set(good)
-			good.encode(want[slot*recordSize:][:recordSize], t.place.Tree, e.number, slot)
+			copy(want[slot*recordSize:], from)
 		}
 		e.blocks[b].records.Store(records)
 		if len(bad) > known { // it may be read again one day
@@ -299,18 +302,19 @@ func (t *Tree) openTable(e *extent) (highest uint64, bad []int, err error) {
 	return highest, bad, t.repairTable(e, raw, want)
 }
 
-// goodRecord returns the record of a slot that counts; false if both copies are bad. Those of slots that are never
-// used do not matter.
-func (t *Tree) goodRecord(raw [2][]byte, extent uint32, slot int) (good entry, ok bool, err error) {
-	good, ok = newer(raw[0][slot*recordSize:], raw[1][slot*recordSize:], t.place.Tree, extent, slot)
+// goodRecord returns the record of a slot that counts, and its bytes; none if both copies are bad. Those of slots that
+// are never used do not matter.
+func (t *Tree) goodRecord(raw [2][]byte, extent uint32, slot int) (good entry, from []byte, err error) {
+	at := slot * recordSize
+	good, from = newer(raw[0][at:][:recordSize], raw[1][at:][:recordSize], t.place.Tree, extent, slot)
 	reserved := slot == 0 || slot <= len(superAt) && extent == t.place.home()
 	switch {
-	case !ok:
-		return entry{}, reserved, nil
+	case from == nil && reserved:
+		return entry{}, noRecord[:], nil
 	case reserved && good.layer != 0:
-		return entry{}, false, fmt.Errorf("%w: a record in slot %d of extent %d, where none may be", ErrDamaged, slot, extent)
+		return entry{}, nil, fmt.Errorf("%w: a record in slot %d of extent %d, where none may be", ErrDamaged, slot, extent)
 	}
-	return good, true, nil
+	return good, from, nil
 }
 
 // openHead writes the head of an extent again if it is not as it should be. The superblock says
@@ -327,14 +331,20 @@ func (t *Tree) openHead(e *extent) error {
 	return nil
 }
 
-// newer returns the newer good one of the copies of a record.
-func newer(a, b []byte, tree block.UUID, extent uint32, slot int) (entry, bool) {
-	x, okX := decodeEntry(a[:recordSize], tree, extent, slot)
-	y, okY := decodeEntry(b[:recordSize], tree, extent, slot)
-	if !okX || okY && y.seq > x.seq {
-		return y, okY
+// newer returns the newer good one of the copies of a record, and its bytes. There is one way to write a record.
+func newer(a, b []byte, tree block.UUID, extent uint32, slot int) (entry, []byte) {
+	x, okX := decodeEntry(a, tree, extent, slot)
+	if okX && bytes.Equal(a, b) {
+		return x, a
 	}
-	return x, true
+	y, okY := decodeEntry(b, tree, extent, slot)
+	switch {
+	case okY && (!okX || y.seq > x.seq):
+		return y, b
+	case okX:
+		return x, a
+	}
+	return entry{}, nil
 }
 
 // repairTable writes the blocks of want that a copy on the drive does not have.
