@@ -269,6 +269,25 @@ func TestAPathMovesToAnotherNetwork(t *testing.T) {
 	}
 }
 
+// A target is slow, and its portals accept connections; then its network fails, before it has answered.
+func TestAPathMovesAwayFromATargetThatWasSlow(t *testing.T) {
+	for when := range 5 {
+		betweenRails(t, true, func(w *world, at, other string) {
+			hung := w.hangLegs("t1")
+			time.Sleep(time.Duration(300+110*when) * time.Millisecond)
+			w.expect("a slow target")
+			w.cutAt(at, true)
+			time.Sleep(800 * time.Millisecond)
+			w.expect("loss of a network", "destroy-sockets t1", "connect t1 at "+other, "disconnect t1 at "+at)
+			close(hung)
+			time.Sleep(time.Second)
+			if a := w.attachment(); a.GetPhase() != serving {
+				t.Errorf("after all that it is %v", a)
+			}
+		})
+	}
+}
+
 // A controller is live before its namespaces are found. If the old one went then, the leg's device would go too.
 func TestThePathThatMovedStaysUntilTheLegsAreThere(t *testing.T) {
 	betweenRails(t, true, func(w *world, at, other string) {

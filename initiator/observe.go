@@ -473,7 +473,7 @@ func (k *kernelKeeper) probeInterval(n block.NQN) time.Duration {
 // While a probe is not answered, the keeper looks this often, for so long: a path that has fallen silent
 // moves in time only if that is noticed soon.
 const (
-	lookSoon    = 50 * time.Millisecond
+	lookSoon    = 25 * time.Millisecond
 	lookSoonFor = 500 * time.Millisecond
 )
 

@@ -125,32 +125,35 @@ func (p *planner) refuges(l *Link, path PathSeen) []block.Portal {
 // target that is merely slow, and one that does not for so long belongs to one that is gone.
 const (
 	tryAfter   = 100 * time.Millisecond // of silence
+	tryAgain   = 250 * time.Millisecond // at the soonest, then less and less often
 	acceptsFor = 150 * time.Millisecond
 )
 
-// trySilent tries all portals of a target that is silent on the path in use, once in each silence.
+// trySilent tries all portals of a target that is silent on the path in use, again and again in a silence: a target
+// that was merely slow at its beginning may be gone since.
 func (p *planner) trySilent() {
 	for _, path := range p.s.Paths {
-		l := p.linkOf(path.Subsystem)
-		if l == nil || path.Silent.IsZero() || p.s.Now.Sub(path.Silent) < tryAfter {
+		l, silent := p.linkOf(path.Subsystem), p.s.Now.Sub(path.Silent)
+		if l == nil || path.Silent.IsZero() || silent < tryAfter {
 			continue
 		}
 		for _, portal := range p.inTurn(l) {
 			to := Path{l.NQN, portal}
-			if _, under := p.s.Trying[to]; !under && !p.s.Tried[to].At.After(path.Silent) {
+			tried := p.s.Tried[to].At
+			if _, under := p.s.Trying[to]; !under && (!tried.After(path.Silent) || p.s.Now.Sub(tried) >= max(tryAgain, silent/4)) {
 				p.do(Try{to})
 			}
 		}
 	}
 }
 
-// dead reports whether a portal has accepted no connection since a time, though it was tried.
+// dead reports whether a portal accepts no connection any more, as far as that was tried since a time.
 func (p *planner) dead(path Path, since time.Time) bool {
-	if tried := p.s.Tried[path]; tried.At.After(since) { // a path moves to a portal that has just accepted one
-		return !tried.OK
+	tried := p.s.Tried[path]
+	if began, under := p.s.Trying[path]; under && began.After(tried.At) && p.s.Now.Sub(began) >= acceptsFor {
+		return true
 	}
-	began, under := p.s.Trying[path]
-	return under && p.s.Now.Sub(began) >= acceptsFor
+	return tried.At.After(since) && !tried.OK
 }
 
 // tryRefused tries the other portals of a target that refuses connections at one, as often as it is

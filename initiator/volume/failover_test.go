@@ -74,6 +74,13 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 		{"at a portal that accepted connections before", func(p *planner, path *PathSeen) {
 			path.Silent, p.s.Tried = p.s.Now.Add(-900*time.Millisecond), map[Path]Tried{path.Path: {At: p.s.Now.Add(-time.Second), OK: true}}
 		}, []string{to(1)}},
+		{"at a portal that accepted a connection at first, and does not any more", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Tried = p.s.Now.Add(-900*time.Millisecond), map[Path]Tried{path.Path: {At: p.s.Now.Add(-acceptsFor - 1), OK: true}}
+		}, []string{to(1)}},
+		{"at a portal that accepted a connection at first, and is tried again only now", func(p *planner, path *PathSeen) {
+			path.Silent, p.s.Trying[path.Path] = p.s.Now.Add(-900*time.Millisecond), p.s.Now
+			p.s.Tried = map[Path]Tried{path.Path: {At: p.s.Now.Add(-acceptsFor - 1), OK: true}}
+		}, nil},
 		{"at a portal that is tried only now", func(p *planner, path *PathSeen) {
 			path.Silent, p.s.Trying[path.Path] = p.s.Now.Add(-900*time.Millisecond), p.s.Now
 		}, nil},
@@ -563,6 +570,32 @@ func TestALegIsLostSoonerIfItsWholeTargetIsSilent(t *testing.T) {
 		}
 		if p.l.Mute = 0; p.lossOf().any() {
 			t.Errorf("%s: lost on a data path that cannot tell", c.name)
+		}
+	}
+}
+
+// A target that is slow at first may be gone a moment later: while it is silent its portals are tried again, the less
+// often the longer that takes.
+func TestPortalsOfASilentTargetAreTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		silent, tried time.Duration // ago
+		again         bool
+	}{
+		{tryAfter - 1, time.Hour, false},
+		{tryAfter, time.Hour, true},
+		{tryAfter, tryAfter, true},
+		{300 * time.Millisecond, tryAgain - 1, false},
+		{300 * time.Millisecond, tryAgain, true},
+		{4 * time.Second, time.Second - 1, false},
+		{4 * time.Second, time.Second, true},
+	} {
+		p := mover()
+		path := &p.s.Paths[0]
+		path.Silent, p.s.Trying = p.s.Now.Add(-c.silent), nil
+		p.s.Tried = map[Path]Tried{path.Path: {At: p.s.Now.Add(-c.tried), OK: true}}
+		p.trySilent()
+		if got := slices.Contains(p.orders, Order(Try{path.Path})); got != c.again {
+			t.Errorf("silent for %v, and accepted a connection %v ago: tried again %v, want %v", c.silent, c.tried, got, c.again)
 		}
 	}
 }
