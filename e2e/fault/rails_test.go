@@ -167,8 +167,8 @@ func TestNoWriteIsAcknowledgedThroughAnotherRailWhileAnOldOneIsInTheDrive(t *tes
 func TestARailThatFlapsIsLeftAlone(t *testing.T) {
 	railed(t, 2, func(m *mirror) {
 		legs := m.revisions()
-		home, other := m.rail(m.first)
-		moves := 0
+		home, _ := m.rail(m.first)
+		moves, told := 0, 0
 		for range 60 {
 			at, _ := m.rail(m.first)
 			m.network.part("c1", home, true)
@@ -178,13 +178,16 @@ func TestARailThatFlapsIsLeftAlone(t *testing.T) {
 			if now, _ := m.rail(m.first); now != at {
 				moves++
 			}
+			if strings.Contains(m.explain(), "on host c1, portal tcp://"+home) {
+				told++
+			}
 			time.Sleep(time.Second)
 		}
-		if now, _ := m.rail(m.first); now != other || moves > 5 {
-			t.Errorf("in two minutes of flapping the connection left the rail %d times, and is at %s", moves, now)
+		if moves > 5 {
+			t.Errorf("in two minutes of flapping the connection changed its rail %d times", moves)
 		}
-		if said := m.explain(); !strings.Contains(said, "on host c1, portal tcp://"+home) {
-			t.Errorf("explain says:\n%s", said)
+		if told < 30 { // not in the moments between its return and its next outage
+			t.Errorf("explain named the rail %d times of 60, and says:\n%s", told, m.explain())
 		}
 		time.Sleep(10 * time.Minute)
 		if now, _ := m.rail(m.first); now != home {
