@@ -28,7 +28,7 @@ func TestScenarioANetworkFails(t *testing.T) {
 
 	b.Eventually(time.Minute, "both connections have the keep-alive timeout of targets that are processes", func(ctx context.Context) error {
 		out, err := c1.Shell(ctx, "cat /sys/class/nvme/*/kato")
-		if err == nil && strings.Join(strings.Fields(out), " ") != "10 10" {
+		if err == nil && strings.Join(strings.Fields(out), " ") != "11 11" {
 			err = fmt.Errorf("timeouts in seconds: %s", out)
 		}
 		return err

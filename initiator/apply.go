@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/initiator/fabrics"
 	"weft.dev/weft/initiator/keeper"
 	"weft.dev/weft/initiator/lists"
+	"weft.dev/weft/initiator/userspace"
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/nvmetcp/dhchap"
@@ -183,7 +184,7 @@ func (k *kernelKeeper) reach(ctx context.Context, s *seen, o volume.Connect, con
 	}
 	options := fabrics.Options{
 		Portal: o.Portal, NQN: o.Subsystem, Host: k.agent.host(),
-		IOQueues: k.agent.cfg.IOQueues, KeepAlive: keepAlive(o.Portal), ReconnectDelay: reconnectDelay(o.Portal),
+		IOQueues: k.agent.cfg.IOQueues, KeepAlive: k.agent.keepAlive(o.Portal, false), ReconnectDelay: reconnectDelay(o.Portal),
 	}
 	if !o.Keys.IsZero() {
 		var err error
@@ -343,22 +344,34 @@ func poll(ctx context.Context, every time.Duration, is func() bool) bool {
 	return true
 }
 
-// keepAlive is the keep-alive timeout of a new connection. It is so long that no keep-alive is under way, as a rule, when
-// the agent breaks the connection: Debian's 6.1.0-56 fails the connection's I/O only when that has timed out, too. Linux
-// sends one a quarter of the timeout after the last answer at the soonest (TBKAS: any command is a keep-alive). Over TCP
-// that is after 1.25 s, and a machine that is gone is given up after 0.7 s; over RDMA, where probes and the time limit
-// of I/O find the loss, it is after 15 s. It is no longer than that because a kernel target keeps the controller of a
-// host that is silent for up to twice the timeout, and carries out what it has of that host.
-func keepAlive(p block.Portal) time.Duration {
-	if p.Transport == block.RDMA {
+// keepAlive is the keep-alive timeout of a connection. It is so long that no keep-alive is under way, as a rule, when the
+// agent breaks the connection: Debian's 6.1.0-56 fails the connection's I/O only when that has timed out, too. Linux sends
+// one a quarter of the timeout after the last answer at the soonest (TBKAS: any command is a keep-alive).
+//
+// Beside a target in the kernel that is after the patience with a machine that is gone, and no longer, because such a
+// target keeps the controller of a silent host for up to twice the timeout, and carries out what it has of that host.
+// Beside a process, which does not, it is after the patience with one that is frozen and still accepts connections. Over
+// RDMA probes and the time limit of I/O find the loss, which takes seconds.
+func (a *Agent) keepAlive(p block.Portal, process bool) time.Duration {
+	switch {
+	case p.Transport == block.RDMA:
 		return time.Minute
+	case process:
+		return keepAliveAfter(a.cfg.Window)
 	}
-	return 5 * time.Second
+	return keepAliveAfter(a.patience())
 }
 
-// keepAliveOfProcess is the timeout beside a target that ends the old controller of a host before it answers the next:
-// a process. One that is frozen still accepts connections, so it is given up after 2 s; a keep-alive goes out after 2.5 s.
-const keepAliveOfProcess = 10 * time.Second
+// keepAliveAfter is a timeout with which Linux sends a keep-alive only when a leg was given up after some patience: the
+// agent takes up to half a second to look, and to have the loss recorded.
+func keepAliveAfter(patience time.Duration) time.Duration {
+	return (4*(patience+550*time.Millisecond) + time.Second - 1).Truncate(time.Second)
+}
+
+// patience is how long a target may answer nothing, and accept no connection.
+func (a *Agent) patience() time.Duration {
+	return min(cmp.Or(a.cfg.TargetPatience, userspace.TargetPatience), a.cfg.Window)
+}
 
 // reconnectDelay is how long the kernel waits between attempts to connect again. With RDMA an
 // attempt at a silent target takes more than a minute, and the controller cannot be deleted until

@@ -94,7 +94,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 	k.Keeper = keeper.New(keeper.Config{
 		Node: a.cfg.Node, Manager: a.cfg.Manager, Linked: a.linked.Load, Capabilities: can,
 		Limits: volume.Limits{
-			Window: a.cfg.Window, Lease: a.cfg.Lease, Mute: min(cmp.Or(a.cfg.TargetPatience, userspace.TargetPatience), a.cfg.Window),
+			Window: a.cfg.Window, Lease: a.cfg.Lease, Mute: a.patience(),
 			FailOver: cmp.Or(a.cfg.FailOver, userspace.FailOver), Moving: movingFor,
 			Connect: volume.ConnectPatience, Retry: volume.RetryLast,
 		},

@@ -138,6 +138,8 @@ type promise struct {
 	asked    time.Time
 	known    bool
 	replaces bool
+
+	keepAlive time.Duration // what the controller's timeout was set to; 0: it was not
 }
 
 // How often a target is asked that has not answered yet, and one that has: another program may serve it one day,
@@ -175,35 +177,34 @@ func (k *kernelKeeper) promiseOf(c fabrics.Controller) *promise {
 		return p
 	}
 	p.asked = time.Now()
-	replaced := p.replaces
+	keepAlive := p.keepAlive
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 		defer cancel()
 		data := make([]byte, nvmetcp.IdentifySize)
 		err := k.kernel.host.Admin(ctx, c, nvmetcp.Identify{CNS: nvmetcp.CNSController}.Command(), data)
 		about, parse := nvmetcp.ParseController(data)
-		replaces := about.PerHost == 1
-		if err == nil && parse == nil && replaces && !replaced {
-			k.setKeepAlive(ctx, c, keepAliveOfProcess)
+		if err := errors.Join(err, parse); err != nil {
+			k.log.Debug("target not identified", "controller", c.Name, "err", err)
+			return
 		}
-		k.Tell(func() {
-			if err != nil || parse != nil {
-				k.log.Debug("target not identified", "controller", c.Name, "err", errors.Join(err, parse))
-				return
-			}
-			p.known, p.replaces = true, replaces
-		})
+		k.Tell(func() { p.known, p.replaces = true, about.PerHost == 1 })
+		if should := k.agent.keepAlive(c.Portal(), about.PerHost > 0); should != keepAlive && k.setKeepAlive(ctx, c, should) {
+			k.Tell(func() { p.keepAlive = should })
+		}
 	}()
 	return p
 }
 
 // setKeepAlive changes the keep-alive timeout of a controller at both ends: Linux takes it from the command, since 5.13,
 // and keeps it when it connects again.
-func (k *kernelKeeper) setKeepAlive(ctx context.Context, c fabrics.Controller, d time.Duration) {
+func (k *kernelKeeper) setKeepAlive(ctx context.Context, c fabrics.Controller, d time.Duration) bool {
 	set := nvmetcp.FeatureAccess{ID: nvmetcp.FeatureKeepAlive, Value: uint32(d / time.Millisecond)}
-	if err := k.kernel.host.Admin(ctx, c, set.SetCommand(), nil); err != nil {
+	err := k.kernel.host.Admin(ctx, c, set.SetCommand(), nil)
+	if err != nil {
 		k.log.Debug("keep-alive timeout not set", "controller", c.Name, "err", err)
 	}
+	return err == nil
 }
 
 // pathOf returns the path of a controller.
@@ -473,7 +474,7 @@ func (k *kernelKeeper) probeInterval(n block.NQN) time.Duration {
 // While a probe is not answered, the keeper looks this often, for so long: a path that has fallen silent
 // moves in time only if that is noticed soon.
 const (
-	lookSoon    = 25 * time.Millisecond
+	lookSoon    = 50 * time.Millisecond
 	lookSoonFor = 500 * time.Millisecond
 )
 

@@ -97,9 +97,8 @@ func (p *planner) failOver(cut []Path) {
 // spare reports whether one of several paths to a leg is dead and another one is not, so that I/O which waits on the
 // first can go on. All of them count as silent if one is: a question about the leg goes through any of them.
 func (p *planner) spare(path PathSeen) bool {
-	return p.dead(path.Path, path.Silent) && slices.ContainsFunc(p.s.Paths, func(other PathSeen) bool {
-		tried := p.s.Tried[other.Path]
-		return other.Subsystem == path.Subsystem && other.Path != path.Path && other.State == PathLive && tried.OK && tried.At.After(path.Silent)
+	return p.gone(path.Path, path.Silent) && slices.ContainsFunc(p.s.Paths, func(other PathSeen) bool {
+		return other.Subsystem == path.Subsystem && other.Path != path.Path && other.State == PathLive && p.answers(other.Path, path.Silent)
 	})
 }
 
@@ -112,13 +111,10 @@ func (p *planner) refuges(l *Link, path PathSeen) []block.Portal {
 	if p.c.Hears {
 		return all
 	}
-	if !path.Replaces || !p.dead(path.Path, path.Silent) {
+	if !path.Replaces || !p.gone(path.Path, path.Silent) {
 		return nil
 	}
-	return slices.DeleteFunc(all, func(to block.Portal) bool {
-		tried := p.s.Tried[Path{l.NQN, to}]
-		return !tried.OK || !tried.At.After(path.Silent)
-	})
+	return slices.DeleteFunc(all, func(to block.Portal) bool { return !p.answers(Path{l.NQN, to}, path.Silent) })
 }
 
 // A machine accepts connections without its processes, so a portal that accepts one belongs to a
@@ -147,13 +143,32 @@ func (p *planner) trySilent() {
 	}
 }
 
-// dead reports whether a portal accepts no connection any more, as far as that was tried since a time.
+// dead reports whether a portal has accepted no connection since a time, though it was tried.
 func (p *planner) dead(path Path, since time.Time) bool {
-	tried := p.s.Tried[path]
-	if began, under := p.s.Trying[path]; under && began.After(tried.At) && p.s.Now.Sub(began) >= acceptsFor {
-		return true
+	if tried := p.s.Tried[path]; tried.At.After(since) { // a path moves to a portal that has just accepted one
+		return !tried.OK
 	}
-	return tried.At.After(since) && !tried.OK
+	return p.overdue(path)
+}
+
+// gone is dead, or that a portal has accepted one since, and then no more. That is enough to leave a path, which costs
+// a pause, and not to give up a leg: an attempt is also overdue if this host has stood still for a moment. A leg is lost
+// when that attempt has failed.
+func (p *planner) gone(path Path, since time.Time) bool {
+	return p.dead(path, since) || p.overdue(path)
+}
+
+// overdue reports whether a portal is being tried, and has not accepted the connection soon.
+func (p *planner) overdue(path Path) bool {
+	began, under := p.s.Trying[path]
+	return under && began.After(p.s.Tried[path].At) && p.s.Now.Sub(began) >= acceptsFor
+}
+
+// answers reports whether a portal has accepted the last connection that was tried, since a time.
+func (p *planner) answers(path Path, since time.Time) bool {
+	tried := p.s.Tried[path]
+	_, under := p.s.Trying[path]
+	return !under && tried.OK && tried.At.After(since)
 }
 
 // tryRefused tries the other portals of a target that refuses connections at one, as often as it is
@@ -300,7 +315,7 @@ func (p *planner) patience(l *Link, path PathSeen) time.Duration {
 		return p.l.FailOver
 	case !path.Replaces:
 		return p.l.Quiesce
-	case p.dead(path.Path, path.Silent): // also if it was greeted: then the network has failed since
+	case p.gone(path.Path, path.Silent): // also if it was greeted: then the network has failed since
 		return p.l.FailOver
 	case path.greeted():
 		return p.l.Window

@@ -150,6 +150,21 @@ func TestASilentPathMovesToTheNextPortal(t *testing.T) {
 			p.c.Hears, path.Silent = false, p.s.Now.Add(-3*time.Second)
 			p.s.Tried = map[Path]Tried{path.Path: {At: p.s.Now, OK: true}, {"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
 		}, nil},
+		{"of which only legs are heard, beside portals that accepted connections at first, and do not any more", func(p *planner, path *PathSeen) {
+			p.c.Hears, p.s.Tried = false, map[Path]Tried{}
+			for i := range 3 {
+				to := Path{"nqn.a", portal(i)}
+				p.s.Tried[to], p.s.Trying[to] = Tried{At: path.Silent.Add(tryAfter), OK: true}, p.s.Now.Add(-acceptsFor)
+			}
+		}, nil},
+		{"of which only legs are heard, at a portal that accepted a connection at first, beside one that goes on to", func(p *planner, path *PathSeen) {
+			p.c.Hears, p.s.Tried = false, map[Path]Tried{path.Path: {At: path.Silent.Add(tryAfter), OK: true}, {"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
+		}, []string{to(1)}},
+		{"beside another path of the leg, at a target that accepted connections at first, and does not any more", func(p *planner, path *PathSeen) {
+			several(p, path)
+			p.s.Tried[Path{"nqn.a", portal(1)}] = Tried{At: path.Silent.Add(tryAfter), OK: true}
+			p.s.Trying[Path{"nqn.a", portal(1)}] = p.s.Now.Add(-acceptsFor)
+		}, nil},
 		{"of which only legs are heard, of a target that keeps old controllers", func(p *planner, path *PathSeen) {
 			p.c.Hears, path.Replaces, path.Silent = false, false, p.s.Now.Add(-Quiesce-time.Second)
 			p.s.Tried = map[Path]Tried{{"nqn.a", portal(1)}: {At: p.s.Now, OK: true}}
@@ -567,6 +582,9 @@ func TestALegIsLostSoonerIfItsWholeTargetIsSilent(t *testing.T) {
 		accepts := Path{"nqn.a", p.w.Links[0].Portals[2]}
 		if p.s.Tried = map[Path]Tried{accepts: {At: now, OK: true}}; p.lossOf().any() {
 			t.Errorf("%s, and one of its portals accepts connections: lost", c.name)
+		}
+		if p.s.Tried = map[Path]Tried{accepts: {At: now.Add(-2 * acceptsFor), OK: true}}; p.lossOf().any() {
+			t.Errorf("%s, and one of its portals has accepted a connection, but not yet the one that is tried now: lost", c.name)
 		}
 		if p.l.Mute = 0; p.lossOf().any() {
 			t.Errorf("%s: lost on a data path that cannot tell", c.name)
