@@ -71,7 +71,6 @@ type Config struct {
 	TargetPatience time.Duration // how long a target may answer nothing, and accept no connection, before its legs are lost; see package userspace
 	FailOver       time.Duration // how long a path may be silent before it moves to another portal; see package userspace
 	Probe          time.Duration // interval of probe reads; 500 ms
-	KeepAlive      time.Duration // keep-alive timeout of connections in user space; see package userspace
 	IOTimeout      time.Duration // io_timeout of paths; 5 s
 	IOQueues       int           // per connection; min(4, CPUs)
 

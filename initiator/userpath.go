@@ -50,7 +50,7 @@ func (a *Agent) userspace() userspace.Config {
 	c := a.cfg
 	return userspace.Config{
 		Node: c.Node, Manager: c.Manager, Linked: a.linked.Load, Host: a.host, Dial: c.Dial, Rail: c.Labels[railLabel], Near: c.Near,
-		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, KeepAlive: c.KeepAlive, IOQueues: c.IOQueues, Clock: c.Clock,
+		Window: c.Window, Lease: c.Lease, TargetPatience: c.TargetPatience, FailOver: c.FailOver, Probe: c.Probe, IOQueues: c.IOQueues, Clock: c.Clock,
 		Freezer: a.freezer, Changed: a.changed, Meter: meter{a}, Log: c.Log,
 	}
 }

@@ -98,7 +98,7 @@ func (p *planner) failOver(cut []Path) {
 // first can go on. All of them count as silent if one is: a question about the leg goes through any of them.
 func (p *planner) spare(path PathSeen) bool {
 	return p.gone(path.Path, path.Silent) && slices.ContainsFunc(p.s.Paths, func(other PathSeen) bool {
-		return other.Subsystem == path.Subsystem && other.Path != path.Path && other.State == PathLive && p.answers(other.Path, path.Silent)
+		return other.Subsystem == path.Subsystem && other.Path != path.Path && other.State == PathLive && p.accepted(other.Path, path.Silent)
 	})
 }
 
@@ -114,7 +114,7 @@ func (p *planner) refuges(l *Link, path PathSeen) []block.Portal {
 	if !path.Replaces || !p.gone(path.Path, path.Silent) {
 		return nil
 	}
-	return slices.DeleteFunc(all, func(to block.Portal) bool { return !p.answers(Path{l.NQN, to}, path.Silent) })
+	return slices.DeleteFunc(all, func(to block.Portal) bool { return !p.accepted(Path{l.NQN, to}, path.Silent) })
 }
 
 // A machine accepts connections without its processes, so a portal that accepts one belongs to a
@@ -164,8 +164,8 @@ func (p *planner) overdue(path Path) bool {
 	return under && began.After(p.s.Tried[path].At) && p.s.Now.Sub(began) >= acceptsFor
 }
 
-// answers reports whether a portal has accepted the last connection that was tried, since a time.
-func (p *planner) answers(path Path, since time.Time) bool {
+// accepted reports whether a portal has accepted the last connection that was tried, since a time.
+func (p *planner) accepted(path Path, since time.Time) bool {
 	tried := p.s.Tried[path]
 	_, under := p.s.Trying[path]
 	return !under && tried.OK && tried.At.After(since)
