@@ -329,7 +329,7 @@ func (p *extentIO) start(e *effects) {
 	}
 	p.phase = phaseStarted
 	p.at = now
-	p.watched = (p.kind == kindRead || p.kind == kindWrite) && c.v.background.watches(p.at)
+	p.watched = (p.kind == kindRead || p.kind == kindWrite) && c.v.background.Watches(p.at)
 	switch p.kind {
 	case kindRead:
 		p.startRead(e)
@@ -543,7 +543,7 @@ func (p *extentIO) finish(err error, e *effects) {
 	p.err = err
 	p.account(e)
 	if p.watched && p.held == 0 && err == nil {
-		p.c.v.background.served(p.at, e.time(p.c.v))
+		p.c.v.background.Served(p.at, e.time(p.c.v))
 	}
 	p.sh.leave(p, e)
 	p.next = e.finished

@@ -74,7 +74,7 @@ type lane struct {
 
 // SetRebuildRate changes Config.RebuildRate.
 func (v *Volume) SetRebuildRate(rate block.Size) {
-	v.background.setRate(&v.rebuildLimit, rate)
+	v.background.SetRate(&v.rebuildLimit, rate)
 }
 
 func newRebuild(c *column, copy int, inc uint64) *rebuild {
@@ -114,7 +114,7 @@ func (ln *lane) next() {
 		return
 	}
 	ln.began = r.c.v.clock.now()
-	if rest := r.c.v.background.begin(ln.began); rest > 0 {
+	if rest := r.c.v.background.Begin(ln.began); rest > 0 {
 		r.c.v.clock.after(rest, ln.kick)
 		return
 	}
@@ -226,7 +226,7 @@ func (ln *lane) done(err error) {
 	if err != nil {
 		moved = 0
 	}
-	rest := v.background.end(&v.rebuildLimit, ln.began, v.clock.now(), moved)
+	rest := v.background.End(&v.rebuildLimit, ln.began, v.clock.now(), moved)
 	full := errors.Is(err, block.ErrFull)
 	if full { // others may need none, or free some
 		ln.putBack()

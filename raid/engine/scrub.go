@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/pace"
 )
 
 var (
@@ -74,7 +75,7 @@ type Scrub struct {
 	column   int       // of the next comparison
 	off      int64
 	settled  ScrubPosition // everything before it is compared, told, and repaired
-	limit    limiter       // guarded by Volume.background
+	limit    pace.Limiter  // guarded by Volume.background
 	busy     bool          // a step is under way or waits for a timer
 	running  bool          // a Run waits for it
 	asks     bool          // it waits for Proceed
@@ -98,7 +99,7 @@ type Scrub struct {
 
 // NewScrub makes a scrub of the volume, which begins with Run.
 func (v *Volume) NewScrub(cfg ScrubConfig) *Scrub {
-	s := &Scrub{v: v, cfg: cfg, column: cfg.From.Column, off: int64(cfg.From.Off), limit: limiter{rate: cfg.Rate}, settled: cfg.From}
+	s := &Scrub{v: v, cfg: cfg, column: cfg.From.Column, off: int64(cfg.From.Off), limit: pace.NewLimiter(cfg.Rate), settled: cfg.From}
 	s.compared = block.Size(v.plan.legSize(v.size.Load()))*block.Size(s.column) + cfg.From.Off
 	s.step = s.next
 	return s
@@ -106,7 +107,7 @@ func (v *Volume) NewScrub(cfg ScrubConfig) *Scrub {
 
 // SetRate changes ScrubConfig.Rate.
 func (s *Scrub) SetRate(rate block.Size) {
-	s.v.background.setRate(&s.limit, rate)
+	s.v.background.SetRate(&s.limit, rate)
 }
 
 // Position returns the place before which everything is compared, told, and repaired. A scrub from
@@ -188,7 +189,7 @@ func (s *Scrub) next() {
 		return
 	}
 	s.began, s.again = v.clock.now(), false
-	if rest := v.background.begin(s.began); rest > 0 {
+	if rest := v.background.Begin(s.began); rest > 0 {
 		v.clock.after(rest, s.kick)
 		return
 	}
@@ -312,7 +313,7 @@ func (s *Scrub) pause() time.Duration {
 	c := &s.v.columns[min(s.column, len(s.v.columns)-1)]
 	s.mu.Unlock()
 	now := s.v.clock.now()
-	pause := s.v.background.end(&s.limit, s.began, now, s.length)
+	pause := s.v.background.End(&s.limit, s.began, now, s.length)
 	if served := c.served(); served != s.served {
 		s.served = served
 		pause = max(pause, min(max(time.Duration(now-s.began), time.Millisecond), longPause))

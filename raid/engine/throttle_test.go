@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/pace"
 )
 
 // virtual is a clock whose time passes when nothing else is left to do.
@@ -81,7 +82,7 @@ func newSpindle(c *virtual, size, speed block.Size) *spindle {
 
 // users read one block after another, with a pause, until stop, and measure what that takes.
 type users struct {
-	latency sample
+	latency pace.Sample
 	stop    bool
 }
 
@@ -97,16 +98,16 @@ func (u *users) begin(v *Volume, c *virtual, pause time.Duration) {
 		v.Submit(io)
 	}
 	io.Done = func(*block.IO) {
-		u.latency.ios++
-		u.latency.took += time.Duration(c.now() - began)
+		u.latency.IOs++
+		u.latency.Took += time.Duration(c.now() - began)
 		c.after(pause, next)
 	}
 	next()
 }
 
 func (u *users) take() time.Duration {
-	mean := u.latency.mean()
-	u.latency = sample{}
+	mean := u.latency.Took / time.Duration(max(1, u.latency.IOs))
+	u.latency = pace.Sample{}
 	return mean
 }
 
@@ -141,32 +142,6 @@ func TestTheRateOfARebuildCanChange(t *testing.T) {
 	}
 }
 
-func TestALimiterHoldsForAllThatShareIt(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 5))
-	const unit = 512 << 10
-	for range 200 {
-		l := limiter{rate: block.Size(1+r.IntN(500)) * block.MiB}
-		workers := make([]int64, 1+r.IntN(8)) // when each begins its next step
-		var end, bytes int64
-		for range 500 {
-			i := 0
-			for j := range workers {
-				if workers[j] < workers[i] {
-					i = j
-				}
-			}
-			began := workers[i]
-			now := began + r.Int64N(int64(5*time.Millisecond))
-			workers[i] = now + int64(l.wait(began, now, unit))
-			bytes, end = bytes+unit, max(end, began)
-		}
-		allowed := float64(l.rate)*float64(end)/float64(time.Second) + float64(unit*(1+len(workers)))
-		if float64(bytes) > allowed {
-			t.Fatalf("%d bytes in %v at %v/s by %d workers", bytes, time.Duration(end), l.rate, len(workers))
-		}
-	}
-}
-
 // Users' IO takes many times as long while a leg is copied to; with the throttle it does not, and
 // the rebuild still ends.
 func TestARebuildGivesWayToUsersWhoseIOItSlowsDown(t *testing.T) {
@@ -184,7 +159,7 @@ func TestARebuildGivesWayToUsersWhoseIOItSlowsDown(t *testing.T) {
 		}
 		took = c.runUntil(func() bool {
 			if !bound {
-				v.background.throttle, v.background.slowed = throttle{}, limiter{}
+				v.background.Slow(0)
 			}
 			return len(events) > 0
 		}, time.Hour)
@@ -196,14 +171,14 @@ func TestARebuildGivesWayToUsersWhoseIOItSlowsDown(t *testing.T) {
 	alone, unbound, quick := measure(false)
 	_, during, took := measure(true)
 	t.Logf("users' IO: %v alone, %v during an unbound rebuild of %v, %v during one of %v", alone, unbound, quick, during, took)
-	bound := max(slowFactor*alone, alone+slowMore)
+	bound := max(pace.SlowFactor*alone, alone+pace.SlowMore)
 	if unbound < bound*11/10 {
 		t.Errorf("an unbound rebuild slows users down from %v to %v only: the test shows nothing", alone, unbound)
 	}
 	if during > bound {
 		t.Errorf("users' IO takes %v during the rebuild and %v without: want at most %v", during, alone, bound)
 	}
-	if most := time.Duration(float64(size)/float64(leastRate)*float64(time.Second)) * 5 / 4; took > most {
+	if most := time.Duration(float64(size)/float64(pace.LeastRate)*float64(time.Second)) * 5 / 4; took > most {
 		t.Errorf("the rebuild took %v, want at most %v", took, most)
 	}
 }
@@ -213,7 +188,7 @@ func TestWithoutUsersARebuildIsNotSlowedDown(t *testing.T) {
 	v, c, events := spindles(t, Config{Size: size}, speed)
 	u := &users{}
 	u.begin(v, c, time.Millisecond)
-	v.background.throttle.rate, v.background.slowed.rate = leastRate, leastRate
+	v.background.Slow(pace.LeastRate)
 	if err := v.Add(0, 1, newSpindle(c, size, speed), Rebuilding, true); err != nil {
 		t.Fatal(err)
 	}
@@ -221,45 +196,6 @@ func TestWithoutUsersARebuildIsNotSlowedDown(t *testing.T) {
 	u.stop = true
 	if took := c.runUntil(func() bool { return len(events) > 0 }, time.Hour); took > 10*time.Second {
 		t.Errorf("%v took %v after the users had left", size, took)
-	}
-}
-
-func TestTheRulesOfTheThrottle(t *testing.T) {
-	fast, slow := sample{10, 10 * time.Millisecond}, sample{10, 100 * time.Millisecond} // 1 ms and 10 ms each
-	alone := sample{5, 5 * time.Millisecond}
-	for _, c := range []struct {
-		name            string
-		was             throttle
-		during, without sample
-		speed, want     block.Size
-	}{
-		{"nothing is known of users yet", throttle{}, slow, sample{}, block.GiB, 0},
-		{"users are not slowed down", throttle{}, fast, alone, block.GiB, 0},
-		{"users are slowed down", throttle{}, slow, alone, block.GiB, block.GiB / 2},
-		{"as measured earlier", throttle{alone: time.Millisecond}, slow, sample{}, block.GiB, block.GiB / 2},
-		{"still", throttle{rate: 256 * block.MiB, alone: time.Millisecond}, slow, sample{}, 256 * block.MiB, 128 * block.MiB},
-		{"no longer", throttle{rate: 256 * block.MiB, alone: time.Millisecond}, fast, sample{}, 256 * block.MiB, 320 * block.MiB},
-		{"the rate is no limit", throttle{rate: 256 * block.MiB, alone: time.Millisecond}, fast, sample{}, 100 * block.MiB, 0},
-		{"it must end", throttle{rate: leastRate, alone: time.Millisecond}, slow, sample{}, leastRate, leastRate},
-		{"slower by a little", throttle{alone: 50 * time.Microsecond}, sample{1, 200 * time.Microsecond}, sample{}, block.GiB, 0},
-	} {
-		got := c.was
-		if got.look(c.during, c.without, c.speed); got.rate != c.want {
-			t.Errorf("%s: rate %v, want %v", c.name, got.rate, c.want)
-		}
-	}
-}
-
-func TestAThrottleIsNeverBelowItsLeastRate(t *testing.T) {
-	r := rand.New(rand.NewPCG(7, 7))
-	random := func() sample {
-		return sample{r.Int64N(100), time.Duration(r.Int64N(int64(time.Minute)))}
-	}
-	var th throttle
-	for range 10000 {
-		if th.look(random(), random(), block.Size(r.Int64N(int64(block.GiB)))); th.rate != 0 && th.rate < leastRate {
-			t.Fatalf("rate %v", th.rate)
-		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/figures"
 	"weft.dev/weft/raid"
+	"weft.dev/weft/raid/pace"
 )
 
 // ErrUnflushed is returned for a leg that has lost its volatile cache and cannot continue:
@@ -62,8 +63,8 @@ type Volume struct {
 	healing sync.Mutex // guards heals
 	heals   *Scrub     // nil until a range is to be healed
 
-	background   background
-	rebuildLimit limiter // guarded by background
+	background   pace.Background
+	rebuildLimit pace.Limiter // guarded by background
 }
 
 // guards weaken single rules, so that tests can show that a loss of the rule is noticed.
@@ -109,7 +110,7 @@ func newVolume(cfg Config, c clock) (*Volume, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("make volume: %w", err)
 	}
-	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, flushUnit: flushUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1), rebuildLimit: limiter{rate: cfg.RebuildRate}}
+	v := &Volume{cfg: cfg, clock: c, copyUnit: copyUnit, flushUnit: flushUnit, plan: newPlan(cfg.Layout, cfg.Region), drained: make(chan struct{}, 1), rebuildLimit: pace.NewLimiter(cfg.RebuildRate)}
 	v.size.Store(int64(cfg.Size))
 	v.extentIOs.New = newExtentIO
 	v.reqs.New = func() any { return &request{v: v} }

@@ -71,6 +71,16 @@ func (l LogImage) Mark(region uint64) {
 	}
 }
 
+// Unmark marks a region clean. It changes l and all copies of it.
+func (l LogImage) Unmark(region uint64) {
+	if region < l.regions {
+		l.clean[region/64] |= 1 << (region % 64)
+	}
+}
+
+// Clone returns a copy of l that shares nothing with it.
+func (l LogImage) Clone() LogImage { return LogImage{l.regions, slices.Clone(l.clean)} }
+
 // Grow returns l with more regions. The new ones are clean.
 func (l LogImage) Grow(regions uint64) LogImage {
 	if regions <= l.regions {
@@ -111,7 +121,7 @@ func (l LogImage) Merge(m LogImage) (LogImage, error) {
 	if l.regions != m.regions {
 		return LogImage{}, fmt.Errorf("merge logs of %d and %d regions", l.regions, m.regions)
 	}
-	merged := LogImage{l.regions, slices.Clone(l.clean)}
+	merged := l.Clone()
 	for i, w := range m.clean {
 		merged.clean[i] &= w
 	}
@@ -124,7 +134,7 @@ func (l LogImage) Both(m LogImage) (LogImage, error) {
 	if l.regions != m.regions {
 		return LogImage{}, fmt.Errorf("compare logs of %d and %d regions", l.regions, m.regions)
 	}
-	both := LogImage{l.regions, slices.Clone(l.clean)}
+	both := l.Clone()
 	for i, w := range m.clean {
 		both.clean[i] |= w
 	}
