@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/proto/pb"
 )
 
-// A host on the kernel's data path copies to a leg that is made again on another target. Of a thin volume, it copies what
+// A host on the kernel's data path copies to a leg that is made again on another target, at the volume's rate. Of a thin volume, it copies what
 // holds data. Of another one that is whole again only by that, the next host goes on where the first one lost its power,
 // before which its agent was killed and the leg's target was away. Then what was copied serves alone.
 func TestScenarioCopiesGoOn(t *testing.T) {
@@ -53,7 +53,7 @@ func TestScenarioCopiesGoOn(t *testing.T) {
 
 	b.Create("db1", "384MiB", 1, 2)
 	device = b.Attach("db1", c1)
-	shell(t, c1, "echo 20 > /sys/module/dm_mirror/parameters/raid1_resync_throttle") // percent of the time
+	b.Weft("volume", "set", "db1", "--rebuild-rate", "8MiB")
 	acks := testbed.Acks{}
 	w = b.Write(c1, device, span, 100, w.Next())
 	w.AwaitProgress(100, time.Minute)

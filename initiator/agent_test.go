@@ -510,8 +510,7 @@ func TestLegThatTheLogKnowsNothingOfIsCopiedWhole(t *testing.T) {
 		})
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t1",
-			"reload c0: linear", "remove c0-lost1",
-			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
+			"create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1",
 			"flush t1", "record-in-sync c0.1@1 copied 64MiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})
@@ -827,8 +826,7 @@ func TestGarbageInTheNotesMeansAFullResync(t *testing.T) {
 		w.comesBack(0, 1, 1)
 		time.Sleep(4 * time.Second)
 		w.expect("return", "connect t1",
-			"reload c0: linear", "remove c0-lost1",
-			"create c0-back1: linear", "reload c0: mirror t0 c0-back1",
+			"create c0-back1: linear", "reload c0: mirror t0 c0-back1", "remove c0-lost1",
 			"flush t1", "record-in-sync c0.1@1 copied 64MiB",
 			"reload c0: mirror t0 t1", "remove c0-back1")
 	})

@@ -657,7 +657,7 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn) (*copyBegin, []mirror.Step, []slot, error) {
 	begin := k.beginCopy(ctx, w, s, o)
 	delete(k.lists.awaits, o.Column)
-	if begin != nil && begin.waits != "" { // the column is changed without the leg meanwhile
+	if begin.waiting() { // the column is changed without the leg meanwhile
 		k.lists.awaits[o.Column] = awaits{k.link(o.Column, begin.copy).Leg, begin.waits, s.Now}
 		o.Want.Copies = slices.Clone(o.Want.Copies)
 		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
@@ -666,7 +666,7 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 	switch {
 	case err != nil:
 		return nil, nil, nil, err
-	case begin != nil && begin.waits != "" && len(steps) == 0 && k.memory.has(o.Column, slots):
+	case begin.waiting() && len(steps) == 0 && k.memory.has(o.Column, slots):
 		return nil, nil, nil, volume.ErrLater
 	}
 	return begin, steps, slots, k.forgetSlot(o.Column, begin)

@@ -146,6 +146,12 @@ func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
 			s.Total += total
 			s.Done += total - c.left()
 		}
+		if h := k.lists.ahead[i]; h.under(c) {
+			copied := &s.Columns[i].Copies[h.copy]
+			copied.Done, copied.Total, copied.Speed = h.Progress()
+			copied.Ahead, copied.What = true, h.what
+			s.Total, s.Done = s.Total+copied.Total, s.Done+copied.Done
+		}
 	}
 }
 
@@ -275,7 +281,7 @@ func (k *kernelKeeper) legFor(s *seen, column, copy int, want volume.Copy) (mirr
 func (m *memory) set(column int, slots []slot, begin *copyBegin, copied block.Size) {
 	for copy, slot := range slots {
 		if begin != nil && begin.copy == copy && begin.lacked != nil {
-			slot.Dirty = copied
+			slot.Dirty = begin.before + copied
 		}
 		m.Slots[slotKey(column, copy)] = slot
 	}

@@ -44,6 +44,7 @@ type host interface {
 	RetryMost() error
 	Probe(h fabrics.Head, limit time.Duration) error
 	Read(h fabrics.Head, p []byte, off int64, limit time.Duration) error
+	Overwrite(h fabrics.Head, p []byte, off int64, limit time.Duration) error
 	Flush(h fabrics.Head, limit time.Duration) error
 	MakeEqual(ctx context.Context, heads []fabrics.Head, ranges [][2]int64) (fabrics.Compared, error)
 	Admin(ctx context.Context, c fabrics.Controller, cmd nvmetcp.Command, data []byte) error

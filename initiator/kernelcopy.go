@@ -26,7 +26,8 @@ import (
 //     (mirror.Column.FromNow). The leg has no slot in the notes meanwhile, so nobody takes that for all that it lacks.
 //  2. The targets are asked what it lacked before: for their lists of writes (package raid/checkpoint), and for
 //     where a thin leg has data.
-//  3. The leg joins, with another log, which has the first one and their answer (mirror.Column.Lacked).
+//  3. The agent copies that to the leg (kernelahead.go).
+//  4. The leg joins, with another log, which has the first one and what is left (mirror.Column.Lacked).
 //
 // What is asked after the log has begun cannot miss a write: one from before is on the legs in sync, and in their
 // lists, and a later one is in the log. The answer counts only for this log, until its tables change. Whatever is not
@@ -73,6 +74,8 @@ type copyBegin struct {
 	track  bool             // first, the log begins with what the leg misses from now on
 	lacked *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
 	log    dm.Ref           // with lacked: the log that gets both
+	before block.Size       // how much was copied before it joins
+	ahead  bool             // that is under way, so it waits
 	whole  uint64           // as in volume.CopySeen
 	what   string           // what is copied, for people
 	data   string           // the same if that is where there is data
@@ -81,7 +84,7 @@ type copyBegin struct {
 // apply changes a wanted column, and what is remembered of its copies, to what begins.
 func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 	switch {
-	case b == nil || b.waits != "":
+	case b == nil || b.waiting():
 		return
 	case b.track:
 		t.Legs[b.copy].State, t.FromNow, t.Full = mirror.Tracked, true, false
@@ -94,6 +97,9 @@ func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 	}
 	slots[b.copy].Whole, slots[b.copy].What = b.whole, b.what
 }
+
+// waiting reports whether it does not begin yet.
+func (b *copyBegin) waiting() bool { return b != nil && (b.waits != "" || b.ahead) }
 
 // logs are those of a column with the log that gets both.
 func (b *copyBegin) logs(l logs) logs {
@@ -140,35 +146,49 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 	case w.Thin && !b.begun:
 		b.track = true
 	default:
-		k.beginWith(k.ask(ctx, w, s, o, l, b), b, c, l)
+		k.beginWith(ctx, s, o, k.ask(ctx, w, s, o, l, b), b, l)
+	}
+	if !b.waiting() && !b.track && k.lingers(o.Column, s.Now) {
+		b.waits = lastCopyToEnd
 	}
 	return b
 }
 
 // beginWith has a copy begin with what the targets have answered.
-func (k *kernelKeeper) beginWith(a *asking, b *copyBegin, c *columnSeen, l *volume.Link) {
-	why := a.err
+func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColumn, a *asking, b *copyBegin, l *volume.Link) {
 	switch {
 	case !a.done:
 		b.waits = targetsToSay
 		return
-	case why == nil && !b.begun:
+	case !b.begun:
 		b.track = true
 		return
-	case why == nil:
-		var log dm.Loop
-		if log, why = k.kernel.makeLog(c.spare.file); why == nil {
-			b.join(a, dm.RefTo(log.Number))
-			return
-		}
 	}
-	k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "why", why)
-	b.everything(l)
+	if a.err != nil {
+		k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "why", a.err)
+		c := &s.columns[o.Column]
+		a.lacked, a.all = lacked{image: mirror.DirtyLog((mirror.Column{Size: c.Size, Region: c.Region}).Regions()), since: l.Revision, what: b.what}, true
+	}
+	b.logged = b.logged && !a.all
+	left, ended := k.copyAhead(ctx, s, o, l, b, a)
+	if b.ahead = !ended; b.ahead {
+		return
+	}
+	log, err := k.kernel.makeLog(s.columns[o.Column].spare.file)
+	if err != nil {
+		k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "why", err)
+		b.everything(l)
+		return
+	}
+	if h := k.lists.ahead[o.Column]; h != nil && h.of == a {
+		b.before, _, _ = h.Progress()
+	}
+	b.join(a, left, dm.RefTo(log.Number))
 }
 
 // join has a leg join with what it lacks.
-func (b *copyBegin) join(a *asking, log dm.Ref) {
-	b.lacked, b.log = &a.image, log
+func (b *copyBegin) join(a *asking, left mirror.LogImage, log dm.Ref) {
+	b.lacked, b.log = &left, log
 	if !b.logged {
 		b.whole, b.what = a.since, cmp.Or(a.what, b.data)
 	}
@@ -193,6 +213,7 @@ type asking struct {
 	of     string // the leg as it is attached now, and the tables
 	giveUp func() // ends it
 	done   bool
+	all    bool // nobody knows, so that is everything
 	lacked
 }
 
@@ -207,7 +228,7 @@ type lacked struct {
 // ask asks what a leg lacks, unless that is under way or done.
 func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin) *asking {
 	leg := s.legs[l.Leg]
-	of := fmt.Sprintf("%v at %d on %s, log begun %v, logged %v, change %d, %d", l.Leg, l.Revision, leg.device, b.begun, b.logged, k.lists.column(o.Column).stay, k.discardsOn)
+	of := fmt.Sprintf("%v at %d on %s, log begun %v, logged %v, change %d, %d", l.Leg, l.Revision, leg.device, b.begun, b.logged, k.lists.column(o.Column).changed, k.discardsOn)
 	if a := k.lists.asked[o.Column]; a != nil && a.of == of {
 		return a
 	} else if a != nil {

@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/initiator/volume"
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/pace"
 )
 
 // How long calls into the kernel may take before they are left behind.
@@ -73,6 +74,12 @@ type kernelKeeper struct {
 
 	compares atomic.Pointer[toCompare] // never nil
 
+	// Of the copies ahead, all together.
+	began  time.Time // the zero of their clock
+	pace   pace.Background
+	rate   pace.Limiter
+	aheads sync.WaitGroup
+
 	counted atomic.Pointer[counted] // nil: no device
 }
 
@@ -89,6 +96,7 @@ func newKernelKeeper(a *Agent, path *kernelPath, v block.VolumeID) *kernelKeeper
 		changes: map[int]*change{}, lists: newListing(a.cfg.Dial, a.cfg.Log),
 	}
 	k.compares.Store(nothingToCompare)
+	k.began, k.pace.Counts = time.Now(), k.users
 	can := capabilities
 	can.Rail, can.Near = a.cfg.Labels[railLabel], a.cfg.Near
 	k.Keeper = keeper.New(keeper.Config{
@@ -110,6 +118,7 @@ func (k *kernelKeeper) Run(ctx context.Context) {
 	defer k.lists.pool.Close()
 	k.Keeper.Run(ctx)
 	k.endDrain()
+	k.endAhead()
 }
 
 // remember reads the notes of an earlier agent.
@@ -148,6 +157,7 @@ func (k *kernelKeeper) Observe(ctx context.Context, w *volume.Wanted) (*volume.S
 		return nil, err
 	}
 	k.adopt(w, s)
+	k.keepAhead(w, s)
 	k.describe(w, s)
 	s.Whole, s.Scrub = k.wholeBecause(), k.scrub.Seen()
 	k.publish(ctx, w, s)

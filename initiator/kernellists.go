@@ -39,7 +39,8 @@ import (
 //
 //   - The log in use is the file that is read, and its marks are those of all writes: the column is flat, a
 //     mirror of legs in sync with a log of its own, or one of a leg in sync and another that is copied to (publish).
-//     To that one is told what it may lack; regions that are not copied yet are never clean.
+//     To that one is told what it may lack; regions that are not copied yet are never clean. Of a leg that is copied to
+//     before it joins (kernelahead.go), the copy knows them, and the log has what users have written since.
 //   - Where a leg is copied to beside several in sync, these are a mirror of their own without a log. So I/O is held
 //     for each checkpoint, until nothing is under way, at most every holdEvery (hold).
 //   - No write waits outside of the log. While a table is changed, dm holds back writes that one leg may
@@ -71,13 +72,16 @@ type listing struct {
 	equal   map[int]*madeEqual
 	asked   map[int]*asking // by column: the last question
 	awaits  map[int]awaits  // by column: what the copy waits for that is to begin
+	ahead   map[int]*aheadOf
+	found   map[int]time.Time // by column: when a file of aheadFile was found that this agent has not made
 }
 
 // listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
 type listedColumn struct {
 	now     atomic.Pointer[columnNow] // nil: no checkpoint may be taken
 	running atomic.Bool               // somebody takes checkpoints while there is a now
-	stay    uint64                    // grows with each change
+	stay    uint64                    // grows with each change, and with the members
+	changed uint64                    // grows with each change
 	drained bool                      // since the last change, nothing was under way at one time
 	drains  bool                      // it is to be drained, since a checkpoint waits for that
 	asked   uint64                    // the last request to hold I/O that the keeper knows of
@@ -95,13 +99,14 @@ type columnNow struct {
 	legs    map[int]lists.Leg // by copy
 	since   map[int]uint64    // by copy: see checkpoint.Behind
 	device  block.DeviceNumber
-	log     string // the file
+	log     string                 // the file
+	left    func() mirror.LogImage // what is not copied yet of a leg that is copied to ahead; nil: none is
 	regions uint64
 	region  block.Size
 }
 
 func newListing(dial userspace.Dial, log *slog.Logger) listing {
-	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}, asked: map[int]*asking{}, awaits: map[int]awaits{}}
+	return listing{pool: &lists.Pool{Dial: dial, Log: log}, beside: map[block.NQN]*lists.Beside{}, columns: map[int]*listedColumn{}, equal: map[int]*madeEqual{}, asked: map[int]*asking{}, awaits: map[int]awaits{}, ahead: map[int]*aheadOf{}, found: map[int]time.Time{}}
 }
 
 func (l *listing) column(i int) *listedColumn {
@@ -115,6 +120,7 @@ func (l *listing) column(i int) *listedColumn {
 func (c *listedColumn) changes() {
 	c.now.Store(nil)
 	c.stay++
+	c.changed++
 	c.drained = false
 }
 
@@ -202,6 +208,7 @@ func (k *kernelKeeper) listable(w *volume.Wanted, s *seen, column int) bool {
 	}
 	c := &s.columns[column]
 	mirrors := c.Kind == mirror.ShapeFlat && len(c.Sources) > 1 || c.Kind == mirror.ShapeRebuilding && len(c.Sources) > 0
+	mirrors = mirrors || k.lists.ahead[column].under(c) && len(c.Sources) > 0
 	return mirrors && c.Log != "" && c.Log == c.log.device
 }
 
@@ -241,7 +248,11 @@ func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *
 		}
 	}
 	legs := len(c.Sources)
-	if c.Kind == mirror.ShapeRebuilding {
+	if h := k.lists.ahead[column]; c.Kind == mirror.ShapeTracked {
+		now.members = append(now.members, checkpoint.Member{Copy: h.copy, Copying: true})
+		now.legs[h.copy], now.since[h.copy], now.left = k.listsOfLeg(k.link(column, h.copy)), h.since, h.Left
+	}
+	if c.Kind != mirror.ShapeFlat {
 		if now.several = legs > 1; now.several { // I/O is held each time
 			now.drained = true
 		}
@@ -405,6 +416,12 @@ func (t *taker) Settle(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(logPause):
+		}
+	}
+	if left := t.now.left; left != nil {
+		var err error
+		if busy, err = busy.Merge(left()); err != nil {
+			return err
 		}
 	}
 	t.unsettled = checkpoint.Ranges(busy.DirtyWords(), int64(t.now.region), nvmetcp.MostBehind)

@@ -90,6 +90,7 @@ type world struct {
 	scans      time.Duration                                                 // how long the kernel takes to find the namespaces of a second controller
 	bytes      map[string]map[int64]byte                                     // by node: what its legs hold, where that is known not to be zero
 	data       func(ctx context.Context, node string) ([]block.Range, error) // where a node's legs have data; nil: they do not know
+	ahead      func(node string, off, n int64) error                         // called for each write beside the tables; nil: there are none
 	perHost    bool                                                          // targets end a host's older controller when it connects again
 	keepAlives map[string][]time.Duration                                    // by controller: the timeouts that it was given
 	beside     func(node string) net.Conn                                    // to the agents beside the targets; nil: they do not listen
@@ -659,6 +660,34 @@ func (w *world) Read(h fabrics.Head, p []byte, off int64, _ time.Duration) error
 	for at, b := range w.bytes[w.heads[i].node] {
 		if at >= off && at < off+int64(len(p)) {
 			p[at-off] = b
+		}
+	}
+	return nil
+}
+
+// Overwrite is as on a kernel that passes no commands through, unless a test has copies ahead.
+func (w *world) Overwrite(h fabrics.Head, p []byte, off int64, _ time.Duration) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.IndexFunc(w.heads, func(f fakeHead) bool { return f.Name == h.Name })
+	switch {
+	case w.ahead == nil:
+		return errors.ErrUnsupported
+	case i < 0:
+		return unix.ENODEV
+	}
+	node := w.heads[i].node
+	w.mu.Unlock()
+	err := w.ahead(node, off, int64(len(p)))
+	w.mu.Lock()
+	if err != nil {
+		return err
+	}
+	for at, b := range p {
+		if b != 0 {
+			w.bytes[node][off+int64(at)] = b
+		} else {
+			delete(w.bytes[node], off+int64(at))
 		}
 	}
 	return nil

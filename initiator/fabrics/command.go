@@ -51,6 +51,9 @@ var errNoAnswer = errors.New("the target has not answered")
 // errNotPassed says that this kernel passes no commands of namespaces through io_uring.
 var errNotPassed = errors.New("commands cannot be passed through here")
 
+// errAbandoned says that it is not known whether a command has ended.
+var errAbandoned = errors.New("the command is left to the kernel")
+
 // pass sends a command through a head's character device (/dev/ng0n1), and waits for its answer for limit
 // at most; then the kernel resets the controller. The kernel does not repeat such commands, nor keep them
 // while there is no path.
@@ -79,7 +82,7 @@ func (t *Tree) pass(generic int, cmd nvmetcp.Command, data []byte, limit time.Du
 		t.abandoned = append(t.abandoned, &pin)
 		t.mu.Unlock()
 		ring.Close()
-		return err
+		return fmt.Errorf("%w: %w", errAbandoned, err)
 	}
 	pin.Unpin()
 	t.rings.put(ring)

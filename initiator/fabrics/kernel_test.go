@@ -3,6 +3,7 @@
 package fabrics
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -149,6 +150,16 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	}
 	if err := errors.Join(plain.Probe(n.Head, time.Second), plain.Flush(n.Head, time.Second)); err != nil {
 		t.Errorf("without commands that are passed through: %v", err)
+	}
+	wrote, read := make([]byte, 128<<10), make([]byte, 128<<10)
+	for i := range wrote {
+		wrote[i] = byte(i % 251)
+	}
+	if err := errors.Join(k.Overwrite(n.Head, wrote, 64<<10, time.Second), k.Read(n.Head, read, 64<<10, time.Second)); err != nil || !bytes.Equal(read, wrote) {
+		t.Errorf("what was written beside the block device: %v, read as it was written: %v", err, bytes.Equal(read, wrote))
+	}
+	if err := plain.Overwrite(n.Head, wrote, 0, time.Second); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("without commands that are passed through, nothing is written: %v, want %v", err, errors.ErrUnsupported)
 	}
 	wrong := n.Head
 	wrong.Dev = "259:999"

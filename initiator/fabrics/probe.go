@@ -56,6 +56,32 @@ func (t *Tree) Read(h Head, p []byte, off int64, limit time.Duration) error {
 	})
 }
 
+// Overwrite writes to a head, past everything that uses it, in whole blocks. The kernel resets a controller that has not
+// answered within limit, and keeps no such write while there is no path. After an error the target may still carry it
+// out, until the host has connected again; after the death of the process, it may for limit, and then until that.
+// Where commands are not passed through (see [Tree.Probe]) it does nothing, and returns [errors.ErrUnsupported]: an
+// ordinary write could keep a process that is killed from ending.
+func (t *Tree) Overwrite(h Head, p []byte, off int64, limit time.Duration) error {
+	return t.opened(h, "write", func(fd int) error {
+		sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
+		if err != nil {
+			return fmt.Errorf("ask for the size of a block: %w", err)
+		}
+		data := aligned(len(p))
+		copy(data, p)
+		var write nvmetcp.Command
+		write.SetOpcode(nvmetcp.IOWrite)
+		write.SetNSID(h.NSID)
+		write.SetSLBA(uint64(off) / uint64(sector))
+		write.SetBlocks(uint32(len(data) / sector))
+		err = t.ask(h, write, data, limit, func() error { return fmt.Errorf("%w: %w", errors.ErrUnsupported, errNotPassed) })
+		if errors.Is(err, errAbandoned) { // by then the kernel has an answer, or has reset the controller
+			time.Sleep(limit + time.Second)
+		}
+		return err
+	})
+}
+
 // readBlocks reads at off of a head that is open as fd. data is aligned.
 func (t *Tree) readBlocks(h Head, fd int, data []byte, off int64, limit time.Duration) error {
 	sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)

@@ -64,14 +64,17 @@ func (p *planner) pace() {
 func (p *planner) tellCopies() {
 	for k, column := range p.s.Columns {
 		for copy, c := range column.Copies {
-			if l := p.link(Place{k, copy}); l != nil && c.Awaits != "" {
+			l, leg := p.link(Place{k, copy}), c.Leg
+			switch {
+			case l != nil && c.Awaits != "":
 				p.v.Copies = append(p.v.Copies, CopyTold{Leg: l.Leg, Waiting: c.Awaits})
 				continue
-			}
-			if c.State != Rebuilding || c.Total == 0 {
+			case l != nil && c.Ahead:
+				leg = l.Leg
+			case c.State != Rebuilding || c.Total == 0:
 				continue
 			}
-			told := CopyTold{Leg: c.Leg, Done: c.Done, Total: c.Total, Speed: c.Speed, What: c.What}
+			told := CopyTold{Leg: leg, Done: c.Done, Total: c.Total, Speed: c.Speed, What: c.What}
 			if c.Short {
 				told.Waiting = "space on its drive; users do not wait, and what they write meanwhile is copied, too"
 			}

@@ -234,6 +234,8 @@ type CopySeen struct {
 	Oldest time.Duration
 
 	Dirty block.Size // bytes to copy when its rebuild began; once it has caught up, without what held no data
+	// Ahead: it is copied to before it takes part in I/O.
+	Ahead bool
 	// Done, Total and Speed are of its rebuild: bytes, and bytes in a second lately, 0: not known.
 	Done, Total, Speed block.Size
 	// Whole is the revision of the leg at which a copy of all of it began, since which all that it
