@@ -141,7 +141,8 @@ func compareTurns(b *testing.B, plain, mapped block.Device, op block.Op, depth, 
 	b.ReportMetric(ratios[len(ratios)/2], "mapped/plain")
 }
 
-// timed is a drive that takes 12 µs and 3 GB/s for each command, any number of them side by side.
+// timed is a drive that takes 12 µs and 3 GB/s for each command, any number of them side by side. It has a command for
+// zeroes.
 type timed struct {
 	block.Device
 	writes *atomic.Int64 // to tables
@@ -154,7 +155,11 @@ func (d timed) Submit(io *block.IO) {
 	done := io.Done
 	io.Done = func(io *block.IO) {
 		io.Done = done
-		time.AfterFunc(12*time.Microsecond+time.Duration(io.Len)*time.Second/(3<<30), func() { done(io) })
+		took := 12*time.Microsecond + time.Duration(io.Len)*time.Second/(3<<30)
+		if io.Op == block.OpWriteZeroes {
+			took = 100 * time.Microsecond
+		}
+		time.AfterFunc(took, func() { done(io) })
 	}
 	d.Device.Submit(io)
 }
@@ -167,18 +172,25 @@ func TestWhatFirstWritesCost(t *testing.T) {
 		size   int64
 		depth  int
 		frozen bool
+		ready  int // chunks that the tree keeps ready
 		least  float64
 	}{
-		{"4k, fresh", 4096, 1, false, 0.40},
-		{"4k, fresh", 4096, 32, false, 0.31},
-		{"4k, after a snapshot", 4096, 1, true, 0.27},
-		{"4k, after a snapshot", 4096, 32, true, 0.22},
-		{"16k aligned, fresh", 16384, 1, false, 0.5},
-		{"16k aligned, fresh", 16384, 32, false, 0.4},
-		{"16k aligned, after a snapshot", 16384, 1, true, 0.5},
-		{"16k aligned, after a snapshot", 16384, 32, true, 0.4},
+		{"4k, fresh", 4096, 1, false, 0, 0.40},
+		{"4k, fresh", 4096, 32, false, 0, 0.31},
+		{"4k, fresh, ready", 4096, 1, false, 128, 0.95},
+		{"4k, fresh, ready", 4096, 32, false, 128, 0.48},
+		{"4k, after a snapshot", 4096, 1, true, 128, 0.27},
+		{"4k, after a snapshot", 4096, 32, true, 128, 0.22},
+		{"16k aligned, fresh", 16384, 1, false, 0, 0.5},
+		{"16k aligned, fresh", 16384, 32, false, 0, 0.4},
+		{"16k aligned, fresh, ready", 16384, 1, false, 128, 0.95},
+		{"16k aligned, fresh, ready", 16384, 32, false, 128, 0.5},
+		{"16k aligned, after a snapshot", 16384, 1, true, 128, 0.5},
+		{"16k aligned, after a snapshot", 16384, 32, true, 128, 0.4},
 	} {
 		synctest.Test(t, func(t *testing.T) {
+			prepareAhead = c.ready
+			defer func() { prepareAhead = 0 }()
 			ratio, tables := firstWrites(t, c.size, c.depth, c.frozen)
 			t.Logf("%-30s depth %2d: mapped/plain %.2f, %.2f table writes for a write", c.name, c.depth, ratio, tables)
 			if tables == 0 {
@@ -204,6 +216,7 @@ func firstWrites(t testing.TB, size int64, depth int, frozen bool) (ratio, table
 	} else {
 		tree, leg = emptyBenchTree(t, below)
 	}
+	time.Sleep(time.Second) // chunks become ready
 	plain := writeEach(below, size, depth)
 	below.writes.Store(0)
 	mapped := writeEach(leg, size, depth)

@@ -37,7 +37,8 @@
 //     guessed, and nothing is changed but which layers are deleted (Damage).
 //
 // What a tree promises on a drive with a volatile cache is what the drive promises: acknowledged
-// writes are durable after a flush. Data is durable before the record that names it.
+// writes are durable after a flush. Data is durable before the record that names it, unless the grains read as
+// zeroes without either, and in their chunk, too (prepare.go).
 //
 // The package does not know drives' labels: its caller says which extents are the tree's.
 // docs/tree-format.md describes the format for other implementations; package treecheck is one.

@@ -3,6 +3,7 @@
 package mapped
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,7 +15,10 @@ import (
 //	grains that it covers in part ──► the data ──► a flush ──► the record ──► the answer
 //	       from below                 in one piece   shared     if the layer has not all of them
 //
-// The flush is for some writes on a drive with a volatile cache; see together.go.
+// The flush is for some writes on a drive with a volatile cache; see together.go. In a chunk that holds zeroes
+// less is needed; see prepare.go:
+//
+//	the data, and the record beside it ──► the answer
 //
 // Each step begins when the drive has ended the one before, and none has a goroutine.
 type chunkWrite struct {
@@ -44,6 +48,8 @@ type chunkWrite struct {
 	// told that, if it shares a flush.
 	volatile, shares bool
 	durable          waiter
+	beside           bool  // the record is written beside the data; see prepare.go
+	unrecorded       error // why it was not
 
 	edgesOf [2]edge
 }
@@ -104,10 +110,9 @@ func (l *Leg) slotNow(s *stripe, chunk uint32, touched uint64, flushes bool) (sl
 	if b != nil && b.slots[l.layer.ID] != 0 {
 		return b.slots[l.layer.ID], true
 	}
-	if slot, _ = t.space.take(true); slot == 0 {
+	if slot, _ = t.take(true, l.wantsReady(chunk, touched)); slot == 0 {
 		return 0, false
 	}
-	t.block(slot) // its record
 	s.begin(chunk).use(l.layer.ID, slot)
 	return slot, true
 }
@@ -124,6 +129,10 @@ func (w *chunkWrite) start(l *Leg, slot, chunk uint32, from int64, p []byte, tak
 		w.fresh &^= t.record(slot).data.Load()
 	}
 	w.edges = l.edges(w.edgesOf[:0], chunk, w.fresh, from, int64(len(p)))
+	if w.fresh != 0 && t.isBlank(slot) {
+		w.edges = slices.DeleteFunc(w.edges, func(e edge) bool { return !e.data }) // they hold zeroes as they are
+		w.beside = !moves(w.was, slot) && !t.seesData(l.layer, chunk, w.fresh)
+	}
 	t.stripe(chunk).mu.Unlock()
 	if len(w.edges) == 0 {
 		w.write(from, p)
@@ -207,15 +216,42 @@ func (w *chunkWrite) write(at int64, p []byte) {
 	t, io := w.leg.tree, &w.below
 	io.Op, io.Off, io.Len, io.Data = block.OpWrite, t.data(w.slot)+at, int64(len(p)), p
 	if w.volatile = t.volatile && w.fresh != 0; w.volatile {
-		w.shares = t.shared.writes.Add(1) >= togetherFrom && !w.fua
+		w.shares = t.shared.writes.Add(1) >= togetherFrom && !w.fua && !w.beside
+	}
+	if w.beside {
+		w.writeBoth(io)
+		return
 	}
 	io.FUA = w.fua || w.volatile && !w.shares
 	t.below.Submit(io)
 }
 
+// writeBoth writes the data and the record side by side. The grains read as zeroes now, and do so if a crash
+// leaves the record alone: so the drive need not have the data first.
+func (w *chunkWrite) writeBoth(io *block.IO) {
+	t := w.leg.tree
+	io.FUA = w.fua
+	w.left.Store(2)
+	t.below.Submit(io)
+	t.putThen(w.slot, w.fua, w.edit, &w.record)
+}
+
+// bothDone is called at the end of each of both; the second one goes on.
+func (w *chunkWrite) bothDone() {
+	switch {
+	case w.left.Add(-1) > 0:
+	case w.unrecorded != nil:
+		w.end(w.unrecorded)
+	default:
+		w.show(w.below.Err)
+	}
+}
+
 func dataWritten(io *block.IO) {
 	w := io.Owner.(*chunkWrite)
 	switch {
+	case w.beside:
+		w.bothDone()
 	case io.Err != nil || w.fresh == 0:
 		w.end(io.Err)
 	case w.shares:
@@ -240,12 +276,16 @@ func (w *chunkWrite) addTo(e *entry) { e.add(w.id, w.chunk, w.touched, w.zeroBef
 
 // recorded shows the grains to look-ups, once the record is on the drive.
 func (w *chunkWrite) recorded(err error) {
-	if err != nil {
+	switch {
+	case w.beside:
+		w.unrecorded = err
+		w.bothDone()
+		return
+	case err != nil:
 		w.end(err)
 		return
-	}
-	if !moves(w.was, w.slot) {
-		w.show()
+	case !moves(w.was, w.slot):
+		w.show(nil)
 		return
 	}
 	go func() { // it waits for the drive
@@ -253,25 +293,29 @@ func (w *chunkWrite) recorded(err error) {
 			w.end(err)
 			return
 		}
-		w.show()
+		w.show(nil)
 	}()
 }
 
-// show is recorded, once an older record in another slot is cleared.
-func (w *chunkWrite) show() {
+// show is recorded, once an older record in another slot is cleared. If the data could not be written beside the
+// record, its grains are shown as well: the drive has that they are data, and what they hold is not known.
+func (w *chunkWrite) show(err error) {
 	t := w.leg.tree
 	s := t.stripe(w.chunk)
 	s.mu.Lock()
 	t.showGrains(w.id, w.slot, w.was, w.chunk, w.touched, w.zeroBefore())
 	t.drop(s, w.chunk, w.taken)
 	s.mu.Unlock()
-	w.answer(nil)
+	w.answer(err)
 }
 
 func (w *chunkWrite) end(err error) {
 	t := w.leg.tree
 	s := t.stripe(w.chunk)
 	s.mu.Lock()
+	if err != nil && w.fresh != 0 {
+		t.setBlank(w.slot, false) // a part of the data may be there
+	}
 	t.drop(s, w.chunk, w.taken)
 	s.mu.Unlock()
 	w.answer(err)
@@ -285,7 +329,7 @@ func (w *chunkWrite) answer(err error) {
 	if w.volatile {
 		leg.tree.shared.writes.Add(-1)
 	}
-	w.volatile, w.shares = false, false
+	w.volatile, w.shares, w.beside, w.unrecorded = false, false, false, nil
 	w.leg, w.io, w.told, w.p, w.below.Data = nil, nil, nil, nil, nil
 	for i := range w.reads {
 		w.reads[i].Data = nil

@@ -189,7 +189,7 @@ func (t *Tree) flattenChunk(id, chunk uint32) error {
 	if err != nil || grains == 0 {
 		return err
 	}
-	slot, err := t.slotFor(id, s, b, chunk)
+	slot, err := t.slotFor(id, s, b, chunk, false)
 	if err != nil {
 		return err
 	}
@@ -227,6 +227,7 @@ func (t *Tree) borrow(all []lent) (data []byte, grains uint64, err error) {
 
 // writeGrains writes grains of a chunk, durably enough for a record to name them.
 func (t *Tree) writeGrains(slot uint32, data []byte, grains uint64) error {
+	t.setBlank(slot, false) // until they have their record, which may never be written
 	for grains != 0 {
 		m, a, b := run(grains)
 		grains &^= m

@@ -24,7 +24,10 @@ func (t *Tree) GiveBack(keep block.Size) (has []uint32, err error) {
 			return nil, fmt.Errorf("give back extents of tree %v: %w", t.place.Tree, err)
 		}
 	}
-	if given := t.takeEmpty(keep); len(given) > 0 {
+	t.preparing.Lock() // a chunk that is being zeroed is nobody's, and its extent stays
+	given := t.takeEmpty(keep)
+	t.preparing.Unlock()
+	if len(given) > 0 {
 		next := t.super.clone()
 		next.extents = slices.DeleteFunc(next.extents, func(e uint32) bool { return slices.Contains(given, e) })
 		if err := t.commit(next); err != nil { // the tree has stopped
@@ -78,10 +81,11 @@ func (t *Tree) takeEmpty(keep block.Size) (given []uint32) {
 	defer s.mu.Unlock()
 	for i := len(all) - 1; i >= 0; i-- {
 		e := all[i]
-		if e.gone || e.number == t.place.home() || s.free[i] != everySlot || block.Size(s.chunks-usable(false))*ChunkSize < keep {
+		if e.gone || e.number == t.place.home() || s.all(i) != everySlot || block.Size(s.chunks-usable(false))*ChunkSize < keep {
 			continue
 		}
 		s.free[i] = [slotCount / 64]uint64{}
+		s.ready = slices.DeleteFunc(s.ready, func(slot uint32) bool { return int(slot>>slotShift) == i })
 		s.chunks -= usable(false)
 		s.total -= usable(false)
 		e.gone = true

@@ -56,6 +56,9 @@ func (t *Tree) Leg(object block.UUID) (*Leg, error) {
 	leg.top.Store(&top)
 	leg.lookAnew()
 	t.legs = append(t.legs, leg)
+	if l.State == StateOpen && leg.layer.records.Load() == 0 {
+		t.prepareSoon() // it is new: first writes will come
+	}
 	return leg, nil
 }
 

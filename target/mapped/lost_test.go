@@ -154,6 +154,7 @@ func afterLoss(r *rand.Rand, kind kindOfTree, img *image, volatile bool, before,
 		return fmt.Errorf("with %d lost records from slot %d of extent %d on: %w", many, slot, e, err)
 	}
 	defer t.Close()
+	t.prepareNothing()
 	if err := lossy(t, before, after, n); err != nil {
 		return fmt.Errorf("with %d lost records from slot %d of extent %d on: %w", many, slot, e, err)
 	}

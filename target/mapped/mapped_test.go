@@ -24,7 +24,9 @@ import (
 // memory is a tree in memory, with one leg.
 func memory(t testing.TB, size block.Size) (*Tree, *Leg, Place) {
 	t.Helper()
-	p := testPlace(ramdisk.New(testSize, 4096))
+	d := ramdisk.New(testSize, 4096)
+	must(t, block.WriteAt(d, tagged(others, 60<<20/sector), firstExtent+extentSize+3*ChunkSize)) // somebody else's
+	p := testPlace(d)
 	p.Extents = []uint32{1}
 	tree, err := Format(p, id(1), size, nil)
 	if err != nil {
@@ -268,7 +270,15 @@ func TestADiscardDuringAMergeStays(t *testing.T) {
 }
 
 // TestManyAtOnce writes, discards, freezes and reclaims at once, and reads what it wrote.
-func TestManyAtOnce(t *testing.T) {
+func TestManyAtOnce(t *testing.T) { manyAtOnce(t) }
+
+func TestManyAtOnceWithReadyChunks(t *testing.T) {
+	prepareAhead = 8
+	defer func() { prepareAhead = 0 }()
+	manyAtOnce(t)
+}
+
+func manyAtOnce(t *testing.T) {
 	const writers, area = 8, 2 << 20 // of the leg, for each
 	tree, leg, place := memory(t, writers*area)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

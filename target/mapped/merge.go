@@ -177,6 +177,7 @@ func (t *Tree) mergeChunk(chunk, doomed, child uint32) error {
 
 // copyGrains copies grains of a chunk into another one, durably enough for a record to name them.
 func (t *Tree) copyGrains(from, to uint32, grains uint64) error {
+	t.setBlank(to, false) // until they have their record, which may never be written
 	for grains != 0 {
 		m, a, b := run(grains)
 		grains &^= m

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/bits"
 	"sync"
+	"time"
 
 	"weft.dev/weft/proto/block"
 )
@@ -20,6 +21,9 @@ type space struct {
 	total      uint64                   // with a chunk, free or not
 	quarantine []uint32                 // free once the drive has been flushed
 	flushing   int                      // flushes under way that are to make slots free
+	ready      []uint32                 // with a chunk of zeroes; free, and not in free; see prepare.go
+	zeroing    int                      // so many are free, and nobody can take them now
+	rest       time.Time                // no chunk is zeroed until then
 	freed      chan struct{}            // closed when a chunk comes free
 	wanted     bool                     // somebody may wait for freed
 }
@@ -73,41 +77,61 @@ func usable(home bool) uint64 {
 }
 
 // take returns a free slot, the lowest, so that a leg which is written from its beginning lies in
-// order on the drive. Without one it returns 0 and what is closed when there may be one.
-func (s *space) take(withChunk bool) (slot uint32, freed <-chan struct{}) {
+// order on the drive. A slot whose chunk is ready is taken if it is wanted, or nothing else is there.
+// Without a slot it returns 0 and what is closed when there may be one.
+func (s *space) take(withChunk, wantReady bool) (slot uint32, ready bool, freed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	slot, ok := uint32(0), false
+	if !wantReady || len(s.ready) == 0 {
+		slot, ok = s.lowest(withChunk)
+	}
+	switch {
+	case ok:
+		s.takeOut(slot)
+	case withChunk && len(s.ready) > 0:
+		slot, ready, s.ready = s.ready[0], true, s.ready[1:]
+	default:
+		s.wanted = true
+		return 0, false, s.freed
+	}
+	if withChunk {
+		s.chunks--
+	}
+	return slot, ready, nil
+}
+
+// lowest finds the lowest free slot of a kind that is not ready.
+func (s *space) lowest(withChunk bool) (slot uint32, ok bool) {
 	first, last, k := chunkCount/64, slotCount/64, 0
 	if withChunk {
 		first, last, k = 0, chunkCount/64, 1
 	}
 	for ; s.from[k] < len(s.free); s.from[k]++ {
-		words := &s.free[s.from[k]]
-		for w := first; w < last; w++ {
-			if words[w] == 0 {
-				continue
-			}
-			bit := bits.TrailingZeros64(words[w])
-			words[w] &^= 1 << bit
-			if withChunk {
-				s.chunks--
-			}
-			return uint32(s.from[k]<<slotShift + w*64 + bit), nil
+		if i, ok := lowestBit(s.free[s.from[k]][:last], first); ok {
+			return uint32(s.from[k]<<slotShift + i), true
 		}
 	}
-	s.wanted = true
-	return 0, s.freed
+	return 0, false
+}
+
+func (s *space) takeOut(slot uint32) {
+	i := slot % slotCount
+	s.free[slot>>slotShift][i/64] &^= 1 << (i % 64)
+}
+
+func (s *space) putBack(slot uint32) {
+	e, i, k := int(slot>>slotShift), slot%slotCount, kind(slot)
+	s.free[e][i/64] |= 1 << (i % 64)
+	s.from[k] = min(s.from[k], e)
 }
 
 // put makes a slot free.
 func (s *space) put(slot uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, i := int(slot>>slotShift), slot%slotCount
-	s.free[e][i/64] |= 1 << (i % 64)
-	k := kind(slot)
-	s.from[k] = min(s.from[k], e)
-	if k == 1 {
+	s.putBack(slot)
+	if hasChunk(slot) {
 		s.chunks++
 		s.tell()
 	}
@@ -185,15 +209,13 @@ func (t *Tree) free(slot uint32) {
 	t.whenIdle(slot, t.space.put)
 }
 
-// alloc returns a free slot, 0 if there is none. It flushes a volatile drive if that frees one; no
-// lock may be held.
-func (t *Tree) alloc(withChunk bool) (slot uint32, err error) {
-	defer func() {
-		if slot != 0 {
-			t.block(slot) // its record
-		}
-	}()
-	slot, freed := t.space.take(withChunk)
+// alloc returns a free slot, 0 if there is none; one whose chunk is ready if that is wanted. It flushes a volatile
+// drive if that frees one; no lock may be held.
+func (t *Tree) alloc(withChunk, wantReady bool) (slot uint32, err error) {
+	slot, freed := t.take(withChunk, wantReady)
+	for slot == 0 && withChunk && t.awaitZeroing(freed) {
+		slot, freed = t.take(withChunk, wantReady)
+	}
 	if slot != 0 {
 		return slot, nil
 	}
@@ -201,9 +223,22 @@ func (t *Tree) alloc(withChunk bool) (slot uint32, err error) {
 		if err := t.flush(); err != nil {
 			return 0, err
 		}
-		if slot, freed = t.space.take(withChunk); slot != 0 {
+		if slot, freed = t.take(withChunk, wantReady); slot != 0 {
 			return slot, nil
 		}
 	}
 	return 0, &FullError{Tree: t.place.Tree, freed: freed}
+}
+
+// take takes a slot for the caller. Its record says nothing yet, and the slot is blank if its chunk was ready.
+func (t *Tree) take(withChunk, wantReady bool) (slot uint32, freed <-chan struct{}) {
+	slot, ready, freed := t.space.take(withChunk, wantReady)
+	if slot != 0 {
+		t.block(slot) // its record
+		t.setBlank(slot, ready)
+	}
+	if wantReady {
+		t.prepareSoon()
+	}
+	return slot, freed
 }

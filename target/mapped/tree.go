@@ -86,9 +86,12 @@ type Tree struct {
 	// admin is held while layers or extents change, reclaiming while space is given back, and moving while a
 	// chunk is merged or a layer removed for that.
 	admin, reclaiming, moving turn
-	super                     *super                // guarded by admin
-	pins                      map[block.UUID]uint32 // the layers of what is pinned; guarded by admin
-	kin                       atomic.Pointer[[]Layer]
+	// preparing is held while chunks are zeroed.
+	preparing turn
+	prepared  preparing             // guarded by preparing
+	super     *super                // guarded by admin
+	pins      map[block.UUID]uint32 // the layers of what is pinned; guarded by admin
+	kin       atomic.Pointer[[]Layer]
 
 	// What follows is read under any one stripe and changed under all of them. first and the
 	// records of a chunk are guarded by that chunk's stripe.
@@ -135,11 +138,12 @@ type extent struct {
 	at     int64 // offset on the drive
 	gone   bool  // given back: none of its slots is free or in use
 	blocks [slotCount / perBlock]tableBlock
+	blank  [chunkCount / 64]atomic.Uint64 // a bit for each slot with a chunk; see prepare.go
 }
 
 func newTree(p Place) *Tree {
 	t := &Tree{place: p, below: p.Device, volatile: p.Device.Geometry().VolatileCache, layers: map[uint32]*layer{},
-		admin: make(turn, 1), reclaiming: make(turn, 1), moving: make(turn, 1), pins: map[block.UUID]uint32{}}
+		admin: make(turn, 1), reclaiming: make(turn, 1), moving: make(turn, 1), preparing: make(turn, 1), pins: map[block.UUID]uint32{}}
 	t.extents.Store(&[]*extent{})
 	for i := range t.stripes {
 		s := &t.stripes[i]
@@ -204,6 +208,8 @@ func (t *Tree) Close() {
 	for _, l := range legs {
 		l.Close()
 	}
+	t.preparing.Lock() // nothing may be written to the chunks of the next process
+	defer t.preparing.Unlock()
 	err := fmt.Errorf("tree %v: %w", t.place.Tree, block.ErrGone)
 	t.failure.CompareAndSwap(nil, &err)
 }

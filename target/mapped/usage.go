@@ -27,7 +27,7 @@ func (t *Tree) Space() Space {
 	s := Space{Total: block.Size(t.space.total) * ChunkSize, Free: block.Size(t.space.chunks) * ChunkSize}
 	s.Pending = block.Size(len(t.space.quarantine)) * ChunkSize
 	for i := range t.space.free {
-		if t.space.free[i] == everySlot {
+		if t.space.all(i) == everySlot {
 			s.Empty += block.Size(usable(false)) * ChunkSize
 		}
 	}

@@ -191,7 +191,7 @@ func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 	case direct != 0:
 		err = &mixedError{direct}
 	default:
-		slot, err = t.slotFor(l.layer.ID, s, b, chunk)
+		slot, err = t.slotFor(l.layer.ID, s, b, chunk, l.wantsReady(chunk, touched))
 	}
 	if err != nil || direct != 0 {
 		t.drop(s, chunk, grains)
@@ -206,7 +206,7 @@ func (l *Leg) writePart(chunk uint32, from int64, p []byte, fua bool) error {
 
 // slotFor returns the slot with the chunk that a layer has, or takes one. The caller holds the stripe, which
 // is given up meanwhile.
-func (t *Tree) slotFor(id uint32, s *stripe, b *busy, chunk uint32) (uint32, error) {
+func (t *Tree) slotFor(id uint32, s *stripe, b *busy, chunk uint32, wantReady bool) (uint32, error) {
 	for {
 		if own := t.own(t.layers[id], chunk); own != 0 && hasChunk(own) {
 			return own, nil
@@ -215,7 +215,7 @@ func (t *Tree) slotFor(id uint32, s *stripe, b *busy, chunk uint32) (uint32, err
 			return slot, nil
 		}
 		s.mu.Unlock()
-		slot, err := t.alloc(true)
+		slot, err := t.alloc(true, wantReady)
 		s.mu.Lock()
 		if err != nil {
 			return 0, err
@@ -380,9 +380,9 @@ func (l *Leg) setZero(own uint32, next entry, fua bool) error {
 	}
 	slot := own
 	if next.have == next.zero && (own == 0 || hasChunk(own)) { // needs no chunk
-		free, err := t.alloc(false)
+		free, err := t.alloc(false, false)
 		if err != nil && own == 0 {
-			free, err = t.alloc(true)
+			free, err = t.alloc(true, false)
 		}
 		switch {
 		case err == nil:
@@ -411,6 +411,7 @@ func (t *Tree) clearSlot(slot, chunk uint32, fua bool) error {
 // replace makes next the record in slot, and clears the one that it replaces if that is in another
 // slot. The caller has taken all grains of the chunk.
 func (t *Tree) replace(old, slot uint32, next entry, fua bool) error {
+	t.setBlank(slot, false) // grains may be data no longer, and hold what they held
 	err := t.put(slot, fua, func(e *entry) { e.layer, e.chunk, e.have, e.zero = next.layer, next.chunk, next.have, next.zero })
 	if err == nil && moves(old, slot) {
 		err = t.supersede(old)
