@@ -116,7 +116,7 @@ func TestADiscardedGrainIsNotBlank(t *testing.T) {
 // A slot that comes free holds what its owner has written, and its next owner must not count on zeroes.
 func TestASlotThatIsTakenAgainIsNotBlank(t *testing.T) {
 	withReady(t, 1, func(t *testing.T, _ *drive, tree *Tree, leg *Leg) {
-		prepareAhead = 0 // so that the slot is not prepared again
+		tree.prepareNothing() // so that the slot is not made ready again
 		must(t, block.WriteAt(leg, tagged(1, grainSectors), 0))
 		slot := tree.own(leg.layer, 0)
 		must(t, block.Do(leg, &block.IO{Op: block.OpDiscard, Len: ChunkSize}))
@@ -128,7 +128,6 @@ func TestASlotThatIsTakenAgainIsNotBlank(t *testing.T) {
 		if got, want := readObjectAt(t, leg, 5*ChunkSize, grainSectors), slices.Concat(repeated(2, 8), make([]uint64, 24)); !slices.Equal(got, want) {
 			t.Errorf("the grain reads %x, want %x", got, want)
 		}
-		prepareAhead = 1
 	})
 }
 
