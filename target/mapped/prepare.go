@@ -42,7 +42,7 @@ const (
 	prepareSpeed = 8 << 30
 	prepareStart = time.Millisecond / 2
 	prepareTries = 2 // slow commands, one after another, until another way is tried, and then none
-	prepareRest  = time.Hour
+	prepareRest  = time.Minute
 )
 
 // preparing is how chunks are zeroed. It belongs to whoever has Tree.preparing.
