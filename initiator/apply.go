@@ -647,6 +647,9 @@ func (k *kernelKeeper) column(ctx context.Context, w *volume.Wanted, s *seen, o 
 			return err
 		}
 		k.memory.set(o.Column, slots, begin, block.Size(c.dirty.Load())*s.columns[o.Column].Region)
+		if begin != nil && begin.lacked != nil {
+			delete(k.lists.ahead, o.Column)
+		}
 		mem.Gone, mem.Clean = false, false
 		k.ReleasedColumn(o.Column)
 		return k.kernel.note(k.volume, mem)
@@ -662,7 +665,9 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 		o.Want.Copies = slices.Clone(o.Want.Copies)
 		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
 	}
-	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry, begin)
+	// An error of the only leg in sync is cleared when another one joins, and I/O fails until then.
+	clear := begin.waiting() && begin.waits == lastCopyToEnd && s.columns[o.Column].ill()
+	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry || clear, begin)
 	switch {
 	case err != nil:
 		return nil, nil, nil, err
@@ -779,6 +784,7 @@ func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 				return err
 			}
 		}
+		k.kernel.unmarkAhead(k.volume, i) // the connections are gone, with what was sent
 	}
 	was, now := k.memory, newMemory(k.memory.Ended(w, clean), time.Now())
 	kept := now

@@ -20,7 +20,7 @@ import (
 )
 
 // This file has the agent copy to a leg what it lacks before it joins its column, since dm-mirror copies as fast as it
-// can. The leg is beside the tables meanwhile, and the log has what users write. Then the leg joins, and the kernel
+// can, and users wait. The leg is beside the tables meanwhile, and the log has what users write. Then the leg joins, and the kernel
 // copies what the log has: what users wrote during the copy.
 //
 // Where users have written already, nothing is copied here. So a volume that is written everywhere is copied by the
@@ -39,19 +39,26 @@ type aheadOf struct {
 	copy   int
 	rev    uint64
 	device dm.Ref
+	from   dm.Ref     // the leg in sync
 	since  uint64     // see checkpoint.Behind
 	what   string     // for people
 	before block.Size // what earlier ones have copied, of the same answer
 	log    atomic.Pointer[mirror.LogImage]
 	cancel func()
 
-	// Of the keeper's goroutine.
-	given bool // it was given up
+	// Of the keeper's goroutine:
+	//
+	//	under way ──► ended
+	//	     └──► given up ──► ended: another one goes on where it was, if it answers the same question
+	given bool
 	ended bool
 }
 
-// lastCopyToEnd is what a copy waits for while an earlier one to its column has not returned.
-const lastCopyToEnd = "writes of an earlier copy to the leg to end"
+// What a copy waits for before it begins, or goes on.
+const (
+	lastCopyToEnd  = "writes of an earlier copy to the leg to end"
+	sourceToAnswer = "a leg in sync to copy from"
+)
 
 // copyAhead has the agent copy what a leg lacks. It reports whether that has ended; then left is what it lacks still.
 func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin, a *asking) (left mirror.LogImage, ended bool) {
@@ -63,6 +70,9 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 		if h.of != a {
 			h.giveUp()
 		}
+		if h.given {
+			b.waits = lastCopyToEnd
+		}
 		return left, false
 	default:
 		if left = h.Left(); !h.given {
@@ -70,12 +80,15 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 		}
 		next.before, _, _ = h.Progress()
 	}
-	if k.lingers(o.Column, s.Now) {
+	from, ok := k.sourceOf(s, o)
+	switch {
+	case !k.lastEnded(o.Column, s.Now):
 		b.waits = lastCopyToEnd
 		return left, false
-	}
-	from, ok := k.sourceOf(s, o)
-	if left.AllClean() || !ok || k.kernel.markAhead(k.volume, o.Column) != nil {
+	case !ok:
+		b.waits = sourceToAnswer
+		return left, false
+	case left.AllClean() || k.kernel.markAhead(k.volume, o.Column) != nil:
 		return left, true
 	}
 	k.beginAhead(ctx, s, o, l, b, next, from, left)
@@ -88,7 +101,7 @@ func (k *kernelKeeper) beginAhead(ctx context.Context, s *seen, o volume.SetColu
 	if b.logged {
 		h.since, h.what = b.whole, b.what
 	}
-	h.leg, h.copy, h.rev, h.device = l.Leg, b.copy, l.Revision, to.device
+	h.leg, h.copy, h.rev, h.device, h.from = l.Leg, b.copy, l.Revision, to.device, from.device
 	h.Copy = ahead.New(ahead.Config{
 		Lacks: lacks, Region: int64(c.Region), Size: int64(c.Size),
 		Read:  func(p []byte, off int64) error { return host.Read(from.head, p, off, limit) },
@@ -104,10 +117,11 @@ func (k *kernelKeeper) beginAhead(ctx context.Context, s *seen, o volume.SetColu
 		began := time.Now()
 		err := h.Run(ctx)
 		h.cancel()
-		done, _, _ := h.Progress()
+		done, _, _ := h.Copy.Progress()
 		k.log.Info("the copy ahead has ended", "leg", h.leg.String(), "copied", done.String(), "took", time.Since(began).String(), "left", h.Left().CountDirty(), "err", err)
 		k.kernel.unmarkAhead(k.volume, o.Column)
-		k.Tell(func() { h.ended = true })
+		again := err != nil && done > 0 && !errors.Is(err, errors.ErrUnsupported) // the leg was away, perhaps
+		k.Tell(func() { h.ended, h.given = true, h.given || again })
 		k.Poke()
 	})
 }
@@ -160,7 +174,7 @@ func (k *kernelKeeper) keepAhead(w *volume.Wanted, s *seen) {
 			continue
 		}
 		l := k.link(column, h.copy)
-		if w == nil || w.Detach || !k.memory.Of(w) || !s.Device.Exists || column >= len(s.columns) || !h.wanted(l, s.legs[h.leg]) || !h.under(&s.columns[column]) {
+		if w == nil || w.Detach || !k.memory.Of(w) || !s.Device.Exists || column >= len(s.columns) || !h.wanted(l, s) || !h.under(&s.columns[column]) {
 			h.giveUp()
 			continue
 		}
@@ -171,29 +185,31 @@ func (k *kernelKeeper) keepAhead(w *volume.Wanted, s *seen) {
 	}
 }
 
-// wanted reports whether the leg is still the one to be copied to, on the same device.
-func (h *aheadOf) wanted(l *volume.Link, leg legSeen) bool {
-	return l != nil && l.Rebuilding && l.Leg == h.leg && l.Revision == h.rev && leg.device == h.device
+// wanted reports whether the leg is still the one to be copied to, on the same device, and the other one is in the tables.
+func (h *aheadOf) wanted(l *volume.Link, s *seen) bool {
+	same := l != nil && l.Rebuilding && l.Leg == h.leg && l.Revision == h.rev && s.legs[h.leg].device == h.device
+	return same && l.Column < len(s.columns) && s.columns[l.Column].has(h.from)
 }
 
-// lingers reports whether something may still be written to a column beside its tables, by an earlier copy of this
-// agent or of another one.
-func (k *kernelKeeper) lingers(column int, now time.Time) bool {
+// lastEnded gives up an earlier copy to a column, and reports whether nothing can be written there beside the tables any
+// more, by this agent or by one that was killed.
+func (k *kernelKeeper) lastEnded(column int, now time.Time) bool {
 	if h := k.lists.ahead[column]; h != nil && !h.ended {
 		h.giveUp()
-		return true
+		return false
 	}
 	if !k.kernel.markedAhead(k.volume, column) {
-		return false
+		delete(k.lists.found, column)
+		return true
 	}
 	if k.lists.found[column].IsZero() {
 		k.lists.found[column] = now
 	}
 	if now.Sub(k.lists.found[column]) <= k.agent.cfg.IOTimeout+time.Second {
-		return true
+		return false
 	}
 	k.kernel.unmarkAhead(k.volume, column)
-	return false
+	return true
 }
 
 // users counts the I/O of users, as pace wants it.

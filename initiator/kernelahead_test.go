@@ -128,7 +128,7 @@ func TestTheRateOfACopyAheadCanChange(t *testing.T) {
 	})
 }
 
-// The kernel copies what this could not.
+// What it has copied so far counts; the kernel copies what this could not.
 func TestAnErrorEndsACopyAhead(t *testing.T) {
 	copiesAhead(t, func(w *world, b *overwrites) {
 		b.before = func(region uint64) error {
@@ -138,10 +138,9 @@ func TestAnErrorEndsACopyAhead(t *testing.T) {
 			return nil
 		}
 		w.joins(1, 1)
-		time.Sleep(20 * time.Second)
-		dirty := w.dirty()
-		if !slices.Contains(dirty, 15) || len(dirty) == 10 && len(b.took()) < 3 {
-			t.Errorf("regions %v are copied by the kernel, want 15 and those after it", dirty)
+		time.Sleep(2 * time.Minute)
+		if got, want := w.dirty(), []uint64{15}; !slices.Equal(got, want) {
+			t.Errorf("regions %v are copied by the kernel, want %v", got, want)
 		}
 	})
 }
@@ -259,4 +258,151 @@ func TestACheckpointTellsALegWhatIsNotCopiedAhead(t *testing.T) {
 			t.Errorf("regions %v are copied by the kernel, want %v", got, want)
 		}
 	})
+}
+
+// If the leg that is to be copied to is another attempt, what it lacks is asked for again, and the earlier copy counts no
+// more.
+func TestACopyAheadIsOfTheLastAnswer(t *testing.T) {
+	copiesAhead(t, func(w *world, b *overwrites) {
+		w.joins(1, 1)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Legs = all.Attachments[0].Legs[:1] })
+		time.Sleep(6 * time.Second) // pauses of the rate, and a look
+		b.took()
+		time.Sleep(10 * time.Second)
+		if got := b.took(); len(got) > 0 {
+			t.Errorf("regions %v were copied to a leg that is not wanted", got)
+		}
+		w.mu.Lock()
+		w.data = func(_ context.Context, node string) ([]block.Range, error) {
+			return map[string][]block.Range{"t0": {{Off: 30 * region, End: 32 * region}}}[node], nil
+		}
+		w.mu.Unlock()
+		w.took()
+		w.joins(2, 1)
+		time.Sleep(10 * time.Second)
+		if got, want := b.took(), []uint64{30, 31}; !slices.Equal(got, want) {
+			t.Errorf("regions %v were copied, want %v", got, want)
+		}
+		if got := w.took(); !slices.Contains(got, joined[1]) {
+			t.Errorf("the leg has not joined: %q", got)
+		}
+	})
+}
+
+// So does one for which there is nothing to copy ahead.
+func TestALegWhoseLogHasAllWaitsForWritesOfAnAgentThatWasKilled(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, 3, 4)
+		k := &kernel{runDir: w.dir + "/run"}
+		if err := k.markAhead(w.volume, 0); err != nil {
+			t.Fatal(err)
+		}
+		w.took()
+		w.returns(1)
+		time.Sleep(4 * time.Second)
+		w.expect("while a write may be under way", "connect t1")
+		if c := w.attachment().GetCopies(); len(c) != 1 || c[0].WaitingFor != lastCopyToEnd {
+			t.Errorf("of the copy it is said %v, want what it waits for", c)
+		}
+		time.Sleep(5 * time.Second)
+		w.expect("after that", joined...)
+	})
+}
+
+// What a copy waits for is told, also if it is a write that does not return.
+func TestACopyThatWaitsForAnEarlierOneSaysSo(t *testing.T) {
+	copiesAhead(t, func(w *world, b *overwrites) {
+		hang := make(chan struct{})
+		b.before = func(uint64) error {
+			<-hang
+			return errors.New("no answer")
+		}
+		w.joins(1, 1)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Legs = all.Attachments[0].Legs[:1] })
+		time.Sleep(3 * time.Second)
+		w.joins(2, 1)
+		if c := w.attachment().GetCopies(); len(c) != 1 || c[0].WaitingFor != lastCopyToEnd {
+			t.Errorf("of the copy it is said %v, want what it waits for", c)
+		}
+		close(hang)
+		time.Sleep(time.Minute)
+	})
+}
+
+// The lists of the legs in sync have what was discarded while a leg was away, and its log has not. A checkpoint would
+// have them forget it.
+func TestDiscardsAreKnownUntilALegThatIsCopiedToAheadHasThem(t *testing.T) {
+	for name, knows := range map[string]bool{"in the list": true, "nobody knew, so all was copied": false} {
+		served(t, true, func(w *world) {
+			b := &overwrites{}
+			w.ahead = b.write(w)
+			committed := w.listsUntilACheckpoint(b, knows)
+			w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].RebuildBytesPerSecond = uint64(region / 4) })
+			w.discarded("3")
+			w.goesAndReturns(1, 5)
+			time.Sleep(80 * time.Second)
+			w.stop()
+			w.stop = w.start()
+			time.Sleep(30 * time.Minute)
+			if !slices.Contains(w.took(), joined[1]) {
+				t.Errorf("%s: the leg has not joined", name)
+			}
+			has := append(b.took(), w.dirty()...)
+			for r := uint64(10); r < 40; r++ {
+				if !slices.Contains(has, r) {
+					t.Errorf("%s (a checkpoint was committed: %v): region %d is neither copied nor to be copied: %v", name, committed(), r, has)
+					break
+				}
+			}
+		})
+	}
+}
+
+// listsUntilACheckpoint has the leg in sync list the regions 10 to 39, if it knows, until a checkpoint is committed there
+// after something was copied.
+func (w *world) listsUntilACheckpoint(b *overwrites, knows bool) (was func() bool) {
+	committed := false
+	w.nothingIsWritten()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	words := make([]uint64, 16)
+	for i := 40; i < 160; i++ {
+		words[i/64] |= 1 << (i % 64)
+	}
+	w.lists(map[string]nvmetcp.WrittenLog{"t0": {Committed: 5, Regions: words}, "t1": {}})
+	full := w.listed
+	w.lists(map[string]nvmetcp.WrittenLog{"t0": {Committed: 6}, "t1": {}})
+	empty := w.listed
+	w.listed = func(node string, cmd nvmetcp.Command, data []byte) error {
+		switch {
+		case cmd.Opcode() != nvmetcp.AdminGetLogPage:
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			committed = committed || nvmetcp.ParseCheckpoint(&cmd).Commit && node == "t0" && len(b.regions) > 0
+			return nil
+		case committed:
+			return empty(node, cmd, data)
+		case knows:
+			return full(node, cmd, data)
+		}
+		return nvmetcp.InvalidOpcode | nvmetcp.DNR
+	}
+	w.data = func(_ context.Context, node string) ([]block.Range, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		switch {
+		case !knows && !committed:
+			return nil, errors.New("not known")
+		case node == "t1":
+			return []block.Range{{Off: 10 * region, End: 40 * region}}, nil
+		}
+		return nil, nil
+	}
+	return func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return committed
+	}
 }

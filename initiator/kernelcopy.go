@@ -148,7 +148,12 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 	default:
 		k.beginWith(ctx, s, o, k.ask(ctx, w, s, o, l, b), b, l)
 	}
-	if !b.waiting() && !b.track && k.lingers(o.Column, s.Now) {
+	return k.notBeside(b, o, s.Now)
+}
+
+// notBeside has a leg join only when nothing can be written to it beside the tables.
+func (k *kernelKeeper) notBeside(b *copyBegin, o volume.SetColumn, now time.Time) *copyBegin {
+	if !b.waiting() && !b.track && !k.lastEnded(o.Column, now) {
 		b.waits = lastCopyToEnd
 	}
 	return b
@@ -213,7 +218,7 @@ type asking struct {
 	of     string // the leg as it is attached now, and the tables
 	giveUp func() // ends it
 	done   bool
-	all    bool // nobody knows, so that is everything
+	all    bool // nobody knows what it lacks: everything is copied
 	lacked
 }
 

@@ -73,7 +73,7 @@ type listing struct {
 	asked   map[int]*asking // by column: the last question
 	awaits  map[int]awaits  // by column: what the copy waits for that is to begin
 	ahead   map[int]*aheadOf
-	found   map[int]time.Time // by column: when a file of aheadFile was found that this agent has not made
+	found   map[int]time.Time // by column: since when a file of aheadFile is there, and no copy is under way
 }
 
 // listedColumn takes the checkpoints of one column. The keeper's goroutine owns it, except for now.
@@ -208,7 +208,11 @@ func (k *kernelKeeper) listable(w *volume.Wanted, s *seen, column int) bool {
 	}
 	c := &s.columns[column]
 	mirrors := c.Kind == mirror.ShapeFlat && len(c.Sources) > 1 || c.Kind == mirror.ShapeRebuilding && len(c.Sources) > 0
-	mirrors = mirrors || k.lists.ahead[column].under(c) && len(c.Sources) > 0
+	if k.lists.ahead[column].under(c) && len(c.Sources) > 0 {
+		// The lists of the legs in sync have what was discarded while this one was away, which a log that has all of its
+		// writes has not.
+		mirrors = k.memory.slot(column, c.Copy).Leg.IsZero()
+	}
 	return mirrors && c.Log != "" && c.Log == c.log.device
 }
 

@@ -65,7 +65,8 @@ type Copy struct {
 	next      uint64
 	done      int64
 	unflushed []uint64 // regions that are copied, and not durable yet
-	flushes   bool     // a flush is under way
+	flushes   bool     // a flush is under way,
+	more      bool     // and somebody wants another one
 	flushed   time.Time
 	since     time.Time // of bytes
 	bytes     int64
@@ -107,7 +108,7 @@ func (c *Copy) Run(ctx context.Context) error {
 	return nil
 }
 
-// lane copies one region after another.
+// lane copies one region after another. One that cannot be read is left.
 func (c *Copy) lane(ctx context.Context) error {
 	p := make([]byte, piece)
 	for {
@@ -115,20 +116,27 @@ func (c *Copy) lane(ctx context.Context) error {
 		if !ok {
 			return c.flush()
 		}
-		end := min(int64(region+1)*c.cfg.Region, c.cfg.Size)
-		for off := int64(region) * c.cfg.Region; off < end; {
-			n := min(piece, end-off)
-			if err := c.insist(ctx, p[:n], off); err != nil {
-				return err
-			}
-			off += n
+		err := c.whole(ctx, p, region)
+		if err == nil && c.copied(region) {
+			err = c.flush()
 		}
-		if c.copied(region) {
-			if err := c.flush(); err != nil {
-				return err
-			}
+		if err != nil && !errors.Is(err, block.ErrMedium) {
+			return err
 		}
 	}
+}
+
+// whole copies a region.
+func (c *Copy) whole(ctx context.Context, p []byte, region uint64) error {
+	end := min(int64(region+1)*c.cfg.Region, c.cfg.Size)
+	for off := int64(region) * c.cfg.Region; off < end; {
+		n := min(piece, end-off)
+		if err := c.insist(ctx, p[:n], off); err != nil {
+			return err
+		}
+		off += n
+	}
+	return nil
 }
 
 // take returns the next region to copy.
@@ -201,27 +209,37 @@ func (c *Copy) copied(region uint64) (flush bool) {
 	return int64(len(c.unflushed))*c.cfg.Region >= flushUnit || time.Since(c.flushed) >= flushEvery
 }
 
-// flush makes durable what is copied, unless a flush is under way. Only then the leg lacks it no more: it may lose its
-// cache.
+// flush makes durable what is copied. Only then the leg lacks it no more: it may lose its cache. If a flush is under way,
+// another one follows it.
 func (c *Copy) flush() error {
-	c.mu.Lock()
-	regions := c.unflushed
-	if len(regions) == 0 || c.flushes {
+	for {
+		c.mu.Lock()
+		regions := c.unflushed
+		if c.flushes || len(regions) == 0 {
+			c.more = c.flushes
+			c.mu.Unlock()
+			return nil
+		}
+		c.unflushed, c.flushes, c.flushed = nil, true, time.Now()
 		c.mu.Unlock()
-		return nil
+		err := c.cfg.Flush()
+		if more := c.durable(regions, err); err != nil || !more {
+			return err
+		}
 	}
-	c.unflushed, c.flushes, c.flushed = nil, true, time.Now()
-	c.mu.Unlock()
-	err := c.cfg.Flush()
+}
+
+// durable notes the end of a flush, and reports whether another one is wanted.
+func (c *Copy) durable(regions []uint64, err error) (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.flushes = false; err != nil {
-		return err
-	}
+	more, c.flushes, c.more = c.more, false, false
 	for _, r := range regions {
-		c.left.Unmark(r)
+		if err == nil {
+			c.left.Unmark(r)
+		}
 	}
-	return nil
+	return more
 }
 
 // parts reads or writes a piece in several commands at once.

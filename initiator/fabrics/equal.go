@@ -38,7 +38,7 @@ func (t *Tree) MakeEqual(ctx context.Context, heads []Head, ranges [][2]int64) (
 			return done, &Error{Op: "open", Path: path, Err: err}
 		}
 		fds = append(fds, fd)
-		if err := is(fd, h.Dev); err != nil {
+		if err := t.sameHead(fd, h); err != nil {
 			return done, &Error{Op: "compare", Path: path, Err: err}
 		}
 	}

@@ -166,6 +166,11 @@ func TestKernelConnectsFindsAndDisconnects(t *testing.T) {
 	if err := k.Probe(wrong, time.Second); !errors.Is(err, ErrNoNamespace) {
 		t.Errorf("Probe of a name that is another device's = %v, want ErrNoNamespace", err)
 	}
+	wrong = n.Head
+	wrong.UUID[0]++
+	if err := k.Overwrite(wrong, wrote, 0, time.Second); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("a write to a leg whose name and number another one has = %v, want ErrNoNamespace", err)
+	}
 	select {
 	case <-woken:
 	case <-time.After(5 * time.Second):

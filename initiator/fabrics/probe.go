@@ -155,7 +155,7 @@ func (t *Tree) opened(h Head, op string, do func(fd int) error) error {
 		return &Error{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	if err := is(fd, h.Dev); err != nil {
+	if err := t.sameHead(fd, h); err != nil {
 		return &Error{Op: op, Path: path, Err: err}
 	}
 	if err := do(fd); err != nil {
@@ -176,6 +176,19 @@ func reopened(fd, flags int, do func(fd int) error) error {
 	}
 	defer unix.Close(again)
 	return do(again)
+}
+
+// sameHead checks that a name still belongs to the head that it was resolved to. When a head is gone, another one may get
+// its name, its device number, and even its namespace ID. Once it is open, none does.
+func (t *Tree) sameHead(fd int, h Head) error {
+	if err := is(fd, h.Dev); err != nil || h.UUID.IsZero() {
+		return err
+	}
+	text, err := t.read("block/" + h.Name + "/uuid")
+	if now, _ := block.ParseUUID(text); err == nil && now != h.UUID {
+		err = fmt.Errorf("is namespace %v, must be %v: %w", now, h.UUID, ErrNoNamespace)
+	}
+	return err
 }
 
 // is checks that a name still belongs to the device that it was resolved to.

@@ -332,7 +332,7 @@ func TestSlowDrivesAreNotZeroed(t *testing.T) {
 	onSlowZeroes(t, 100*time.Millisecond, func(t *testing.T, d *slowZeroes, _ *Tree, leg *Leg) {
 		for c := range int64(300) {
 			must(t, block.WriteAt(leg, tagged(1, 8), c*ChunkSize))
-			time.Sleep(time.Second)
+			time.Sleep(prepareRest / 400)
 		}
 		want := []bool{true, true, false, false}
 		if !slices.Equal(d.unmap, want) {
