@@ -17,8 +17,9 @@ import (
 )
 
 // A host on the kernel's data path copies to a leg that is made again on another target, at the volume's rate. Of a thin
-// volume, it copies what holds data. Of another one that is whole again only by that, the next host goes on where the first one lost its power,
-// before which its agent was killed and the leg's target was away. Then what was copied serves alone.
+// volume, it copies what holds data. Of another one that is whole again only by that, the next host goes on where the
+// first one lost its power, before which its agent was killed and the leg's target was away. Then what was copied serves
+// alone.
 func TestScenarioCopiesGoOn(t *testing.T) {
 	b := testbed.Start(t, testbed.Options{Clients: 2, DriveSize: "2GiB"})
 	c1, c2 := b.Clients[0], b.Clients[1]

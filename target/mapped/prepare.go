@@ -30,7 +30,7 @@ import (
 // has none. Chunks are zeroed when a leg without records is opened, and when a first write takes a chunk, so a tree
 // to which nobody writes costs its drive nothing.
 
-// prepareAhead is how many chunks are kept ready. Tests have fewer, and most have none.
+// prepareAhead is how many chunks a tree keeps ready that is opened. Tests have fewer, and most have none.
 var prepareAhead = 128
 
 const (
@@ -124,7 +124,7 @@ func (p *preparing) judge(quick bool) (none bool) {
 func (s *space) lacksReady() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return prepareAhead > 0 && prepareAhead-len(s.ready) >= min(prepareLeast, prepareAhead) && !s.rests()
+	return s.ahead > 0 && s.ahead-len(s.ready) >= min(prepareLeast, s.ahead) && !s.rests()
 }
 
 // rests reports whether the drive was too slow a short time ago. The caller holds mu.
@@ -140,7 +140,7 @@ func (s *space) restUntil(rest time.Time) {
 func (s *space) beginZeroing(most int) (first uint32, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	most = min(most, prepareAhead-len(s.ready))
+	most = min(most, s.ahead-len(s.ready))
 	if s.rests() {
 		return 0, 0
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -251,9 +252,8 @@ func TestAWriteWaitsForChunksThatAreBeingZeroed(t *testing.T) {
 		for c := range free - 2 {
 			must(t, block.WriteAt(leg, tagged(1, 8), c*ChunkSize))
 		}
-		prepareAhead = 2
-		defer func() { prepareAhead = 0 }()
 		tree.preparing.Lock() // until they are taken out
+		tree.space.ahead = 2
 		first, n := tree.space.beginZeroing(8)
 		if n != 2 {
 			t.Fatalf("%d chunks are to be zeroed, want the last 2", n)
@@ -296,7 +296,16 @@ type slowZeroes struct {
 	block.Device
 	takes       time.Duration
 	begun, ends atomic.Int64
-	unmap       []bool
+
+	mu    sync.Mutex
+	unmap []bool
+}
+
+// asked says how it was asked for zeroes: whether space may be freed.
+func (d *slowZeroes) asked() []bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.unmap)
 }
 
 func (d *slowZeroes) Submit(io *block.IO) {
@@ -305,7 +314,9 @@ func (d *slowZeroes) Submit(io *block.IO) {
 		return
 	}
 	d.begun.Add(1)
+	d.mu.Lock()
 	d.unmap = append(d.unmap, io.Unmap)
+	d.mu.Unlock()
 	time.AfterFunc(d.takes, func() {
 		d.ends.Add(1)
 		d.Device.Submit(io)
@@ -335,14 +346,14 @@ func TestSlowDrivesAreNotZeroed(t *testing.T) {
 			time.Sleep(prepareRest / 400)
 		}
 		want := []bool{true, true, false, false}
-		if !slices.Equal(d.unmap, want) {
-			t.Errorf("it was asked for zeroes, with space to be freed or not: %v, want %v", d.unmap, want)
+		if !slices.Equal(d.asked(), want) {
+			t.Errorf("it was asked for zeroes, with space to be freed or not: %v, want %v", d.asked(), want)
 		}
 		time.Sleep(prepareRest)
 		must(t, block.WriteAt(leg, tagged(1, 8), 300*ChunkSize))
 		time.Sleep(time.Second)
-		if want = slices.Repeat(want, 2); !slices.Equal(d.unmap, want) {
-			t.Errorf("after %v it was asked for zeroes, with space to be freed or not: %v, want %v", prepareRest, d.unmap, want)
+		if want = slices.Repeat(want, 2); !slices.Equal(d.asked(), want) {
+			t.Errorf("after %v it was asked for zeroes, with space to be freed or not: %v, want %v", prepareRest, d.asked(), want)
 		}
 	})
 }

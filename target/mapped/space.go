@@ -22,6 +22,7 @@ type space struct {
 	quarantine []uint32                 // free once the drive has been flushed
 	flushing   int                      // flushes under way that are to make slots free
 	ready      []uint32                 // with a chunk of zeroes; free, and not in free; see prepare.go
+	ahead      int                      // how many are kept ready
 	zeroing    int                      // so many are free, and nobody can take them now
 	rest       time.Time                // no chunk is zeroed until then
 	freed      chan struct{}            // closed when a chunk comes free

@@ -144,6 +144,7 @@ type extent struct {
 func newTree(p Place) *Tree {
 	t := &Tree{place: p, below: p.Device, volatile: p.Device.Geometry().VolatileCache, layers: map[uint32]*layer{},
 		admin: make(turn, 1), reclaiming: make(turn, 1), moving: make(turn, 1), preparing: make(turn, 1), pins: map[block.UUID]uint32{}}
+	t.space.ahead = prepareAhead
 	t.extents.Store(&[]*extent{})
 	for i := range t.stripes {
 		s := &t.stripes[i]
