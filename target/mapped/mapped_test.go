@@ -445,8 +445,12 @@ func TestAnErrorOfTheDriveStopsTheTree(t *testing.T) {
 	d.broken = nil
 	must(t, block.WriteAt(leg, tagged(3, 8), 1<<20))
 	d.broken = broken(false)
+	free := tree.Space().Free
 	if err := block.WriteAt(leg, tagged(4, 8), 2<<20); !errors.Is(err, ErrFailed) {
 		t.Errorf("a bad block of the table: %v, want ErrFailed", err)
+	}
+	if left := tree.Space().Free; left != free-ChunkSize {
+		t.Errorf("%v are free, of %v: a write that is under way may take a chunk whose record may be on the drive", left, free)
 	}
 	d.broken = nil
 	if err := block.ReadAt(leg, make([]byte, 4096), 0); !errors.Is(err, ErrFailed) {

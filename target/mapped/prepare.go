@@ -64,7 +64,9 @@ func (t *Tree) prepareSoon() {
 	}
 	go func() {
 		defer t.preparing.Unlock()
-		for t.prepare() {
+		for t.prepare() { // who waits, as for space, goes first
+			t.preparing.Unlock()
+			t.preparing.Lock()
 		}
 	}()
 }

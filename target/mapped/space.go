@@ -213,22 +213,28 @@ func (t *Tree) free(slot uint32) {
 // alloc returns a free slot, 0 if there is none; one whose chunk is ready if that is wanted. It flushes a volatile
 // drive if that frees one; no lock may be held.
 func (t *Tree) alloc(withChunk, wantReady bool) (slot uint32, err error) {
-	slot, freed := t.take(withChunk, wantReady)
-	for slot == 0 && withChunk && t.awaitZeroing(freed) {
-		slot, freed = t.take(withChunk, wantReady)
-	}
+	slot, freed := t.takeAwaited(withChunk, wantReady)
 	if slot != 0 {
-		return slot, nil
+		return slot, t.Err()
 	}
 	if t.space.unsettled() {
 		if err := t.flush(); err != nil {
 			return 0, err
 		}
-		if slot, freed = t.take(withChunk, wantReady); slot != 0 {
-			return slot, nil
+		if slot, freed = t.takeAwaited(withChunk, wantReady); slot != 0 {
+			return slot, t.Err()
 		}
 	}
 	return 0, &FullError{Tree: t.place.Tree, freed: freed}
+}
+
+// takeAwaited is take, and waits for chunks that are being zeroed. No lock may be held.
+func (t *Tree) takeAwaited(withChunk, wantReady bool) (slot uint32, freed <-chan struct{}) {
+	slot, freed = t.take(withChunk, wantReady)
+	for slot == 0 && withChunk && t.awaitZeroing(freed) {
+		slot, freed = t.take(withChunk, wantReady)
+	}
+	return slot, freed
 }
 
 // take takes a slot for the caller. Its record says nothing yet, and the slot is blank if its chunk was ready.

@@ -48,13 +48,14 @@ func (b *busy) use(id, slot uint32) {
 	b.slots[id] = slot
 }
 
-// drop ends what take began. A slot that was taken, and not used after all, is free again.
+// drop ends what take began. A slot that was taken, and not used after all, is free again; not in a tree that has
+// stopped, since a copy of its record may be on the drive, and what another leg wrote to it would be read there.
 func (t *Tree) drop(s *stripe, chunk uint32, grains uint64) {
 	b := s.busy[chunk]
 	if b.grains &^= grains; b.grains == 0 {
 		delete(s.busy, chunk)
 		for _, slot := range b.slots {
-			if t.record(slot).layer == 0 {
+			if t.record(slot).layer == 0 && t.Err() == nil {
 				t.whenIdle(slot, t.space.put)
 			}
 		}
