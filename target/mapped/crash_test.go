@@ -548,14 +548,14 @@ func history(seed uint64, kind kindOfTree, volatile bool, n *counts) error {
 	r := rand.New(rand.NewPCG(seed, 7))
 	img := kind.image()
 	d := &drive{size: testSize, volatile: volatile, base: img, img: newImage(img)}
+	prepareAhead = int(seed%3) * 2 // of some histories none
+	defer func() { prepareAhead = 0 }()
 	t, err := Open(kind.place(d))
 	if err != nil {
 		return err
 	}
 	w := &world{r: r, kind: kind, d: d, t: t, legs: map[block.UUID]*Leg{}, m: newModel(), n: n}
 	w.m.objects[id(1)] = readObject(w.leg(id(1)))
-	prepareAhead = int(seed%3) * 2 // of some histories none
-	defer func() { prepareAhead = 0 }()
 	for op := range *opCount {
 		d.fold()
 		start := d.now()
