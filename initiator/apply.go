@@ -666,7 +666,7 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 		o.Want.Copies[begin.copy] = volume.Copy{Track: begin.begun}
 	}
 	// An error of the only leg in sync is cleared when another one joins, and I/O fails until then.
-	clear := begin.waiting() && begin.waits == lastCopyToEnd && s.columns[o.Column].ill()
+	clear := begin != nil && begin.waits == lastCopyToEnd && s.columns[o.Column].ill()
 	steps, slots, err := k.stepsTo(w, s, o.Column, o.Want, o.Retry || clear, begin)
 	switch {
 	case err != nil:

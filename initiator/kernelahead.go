@@ -3,7 +3,6 @@
 package initiator
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -20,8 +19,8 @@ import (
 )
 
 // This file has the agent copy to a leg what it lacks before it joins its column, since dm-mirror copies as fast as it
-// can, and users wait. The leg is beside the tables meanwhile, and the log has what users write. Then the leg joins, and the kernel
-// copies what the log has: what users wrote during the copy.
+// can, and users wait. The leg is beside the tables meanwhile, and the log has what users write. Then the leg joins, and
+// the kernel copies what the log has: what users wrote during the copy.
 //
 // Where users have written already, nothing is copied here. So a volume that is written everywhere is copied by the
 // kernel, after all.
@@ -60,9 +59,10 @@ const (
 	sourceToAnswer = "a leg in sync to copy from"
 )
 
-// copyAhead has the agent copy what a leg lacks. It reports whether that has ended; then left is what it lacks still.
+// copyAhead has the agent copy what a leg lacks. It reports whether the copy has ended; then left is what the leg still
+// lacks.
 func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin, a *asking) (left mirror.LogImage, ended bool) {
-	h, next := k.lists.ahead[o.Column], &aheadOf{of: a, since: a.since, what: cmp.Or(a.what, b.data)}
+	h, next := k.lists.ahead[o.Column], &aheadOf{of: a}
 	switch {
 	case h == nil || h.ended && h.of != a:
 		left = a.image
@@ -98,9 +98,7 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 // beginAhead begins to copy.
 func (k *kernelKeeper) beginAhead(ctx context.Context, s *seen, o volume.SetColumn, l *volume.Link, b *copyBegin, h *aheadOf, from legSeen, lacks mirror.LogImage) {
 	c, to, host, limit := &s.columns[o.Column], s.legs[l.Leg], k.kernel.host, k.agent.cfg.IOTimeout
-	if b.logged {
-		h.since, h.what = b.whole, b.what
-	}
+	h.since, h.what = b.told(h.of)
 	h.leg, h.copy, h.rev, h.device, h.from = l.Leg, b.copy, l.Revision, to.device, from.device
 	h.Copy = ahead.New(ahead.Config{
 		Lacks: lacks, Region: int64(c.Region), Size: int64(c.Size),
@@ -179,7 +177,7 @@ func (k *kernelKeeper) keepAhead(w *volume.Wanted, s *seen) {
 			continue
 		}
 		c := &s.columns[column]
-		if image, err := k.kernel.readLog(c.log.file, (mirror.Column{Size: c.Size, Region: c.Region}).Regions()); err == nil {
+		if image, err := k.kernel.readLog(c.log.file, c.Regions()); err == nil {
 			h.log.Store(&image)
 		}
 	}

@@ -171,8 +171,7 @@ func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColum
 	}
 	if a.err != nil {
 		k.log.Info("all of a leg is copied", "leg", l.Leg.String(), "why", a.err)
-		c := &s.columns[o.Column]
-		a.lacked, a.all = lacked{image: mirror.DirtyLog((mirror.Column{Size: c.Size, Region: c.Region}).Regions()), since: l.Revision, what: b.what}, true
+		a.lacked, a.all = lacked{image: mirror.DirtyLog(s.columns[o.Column].Regions()), since: l.Revision, what: b.what}, true
 	}
 	b.logged = b.logged && !a.all
 	left, ended := k.copyAhead(ctx, s, o, l, b, a)
@@ -194,9 +193,15 @@ func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColum
 // join has a leg join with what it lacks.
 func (b *copyBegin) join(a *asking, left mirror.LogImage, log dm.Ref) {
 	b.lacked, b.log = &left, log
-	if !b.logged {
-		b.whole, b.what = a.since, cmp.Or(a.what, b.data)
+	b.whole, b.what = b.told(a)
+}
+
+// told is since when all of a leg is copied that joins with an answer, and what is copied.
+func (b *copyBegin) told(a *asking) (since uint64, what string) {
+	if b.logged {
+		return b.whole, b.what
 	}
+	return a.since, cmp.Or(a.what, b.data)
 }
 
 // everything has all of the leg copied.

@@ -238,7 +238,7 @@ func (k *kernelKeeper) columnNow(w *volume.Wanted, s *seen, column int, listed *
 		return nil
 	}
 	now := &columnNow{drained: listed.drained, legs: map[int]lists.Leg{}, since: map[int]uint64{}, log: c.log.file, region: c.Region}
-	now.regions = (mirror.Column{Size: c.Size, Region: c.Region}).Regions()
+	now.regions = c.Regions()
 	for _, d := range c.devices {
 		if d.Name == c.name {
 			now.device = d.Number

@@ -3,9 +3,8 @@
 // Package ahead copies to a leg what it lacks before the leg takes part in I/O, for a data path that would copy it as
 // fast as it can afterwards, and knows no other speed.
 //
-// Users go on to write to the legs in sync meanwhile. Where they do, something else has to note that this leg lacks
-// it: device-mapper's log of a leg that is lost. What is copied here counts only as far as nobody has written there
-// since that log began.
+// Users go on to write to the legs in sync meanwhile. Device-mapper's log of a lost leg notes where they do. A region that
+// is copied here counts only if nobody has written to it since that log began.
 package ahead
 
 import (
@@ -35,8 +34,6 @@ const (
 	// flushUnit is how much is copied between two flushes of the leg, and flushEvery how long that takes at most.
 	flushUnit  = 256 << 20
 	flushEvery = 10 * time.Second
-	// speedEvery is the time over which the speed is measured.
-	speedEvery = 5 * time.Second
 )
 
 // Config describes what is to be copied.
@@ -68,9 +65,7 @@ type Copy struct {
 	flushes   bool     // a flush is under way,
 	more      bool     // and somebody wants another one
 	flushed   time.Time
-	since     time.Time // of bytes
-	bytes     int64
-	speed     block.Size
+	speed     pace.Speedometer
 }
 
 // New makes a copy, which begins with Run.
@@ -87,13 +82,13 @@ func (c *Copy) Left() mirror.LogImage {
 func (c *Copy) Progress() (done, total, speed block.Size) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return block.Size(c.done), block.Size(c.cfg.Lacks.CountDirty()) * block.Size(c.cfg.Region), c.speed
+	return block.Size(c.done), block.Size(c.cfg.Lacks.CountDirty()) * block.Size(c.cfg.Region), c.speed.Lately()
 }
 
 // Run copies until all is copied and durable, something fails, or ctx ends. No call of it is under way when it
 // returns.
 func (c *Copy) Run(ctx context.Context) error {
-	c.since, c.flushed = time.Now(), time.Now()
+	c.flushed = time.Now()
 	group, ctx := errgroup.WithContext(ctx)
 	for range lanes {
 		group.Go(func() error { return c.lane(ctx) })
@@ -194,11 +189,7 @@ func (c *Copy) count(n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.done += n
-	c.bytes += n
-	if past := time.Since(c.since); past >= speedEvery {
-		c.speed = block.Size(float64(c.bytes) / past.Seconds())
-		c.since, c.bytes = time.Now(), 0
-	}
+	c.speed.Add(c.cfg.Now(), n)
 }
 
 // copied notes that a region is copied, and reports whether the leg is to be flushed.

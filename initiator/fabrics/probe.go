@@ -63,17 +63,12 @@ func (t *Tree) Read(h Head, p []byte, off int64, limit time.Duration) error {
 // ordinary write could keep a process that is killed from ending.
 func (t *Tree) Overwrite(h Head, p []byte, off int64, limit time.Duration) error {
 	return t.opened(h, "write", func(fd int) error {
-		sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
-		if err != nil {
-			return fmt.Errorf("ask for the size of a block: %w", err)
-		}
 		data := aligned(len(p))
 		copy(data, p)
-		var write nvmetcp.Command
-		write.SetOpcode(nvmetcp.IOWrite)
-		write.SetNSID(h.NSID)
-		write.SetSLBA(uint64(off) / uint64(sector))
-		write.SetBlocks(uint32(len(data) / sector))
+		write, err := onBlocks(nvmetcp.IOWrite, h, fd, len(data), off)
+		if err != nil {
+			return err
+		}
 		err = t.ask(h, write, data, limit, func() error { return fmt.Errorf("%w: %w", errors.ErrUnsupported, errNotPassed) })
 		if errors.Is(err, errAbandoned) { // by then the kernel has an answer, or has reset the controller
 			time.Sleep(limit + time.Second)
@@ -84,16 +79,24 @@ func (t *Tree) Overwrite(h Head, p []byte, off int64, limit time.Duration) error
 
 // readBlocks reads at off of a head that is open as fd. data is aligned.
 func (t *Tree) readBlocks(h Head, fd int, data []byte, off int64, limit time.Duration) error {
+	read, err := onBlocks(nvmetcp.IORead, h, fd, len(data), off)
+	if err != nil {
+		return err
+	}
+	return t.ask(h, read, data, limit, func() error { return plainRead(fd, data, off) })
+}
+
+// onBlocks is a command on n bytes at off of a head that is open as fd.
+func onBlocks(op nvmetcp.Opcode, h Head, fd, n int, off int64) (cmd nvmetcp.Command, err error) {
 	sector, err := unix.IoctlGetInt(fd, unix.BLKSSZGET)
 	if err != nil {
-		return fmt.Errorf("ask for the size of a block: %w", err)
+		return cmd, fmt.Errorf("ask for the size of a block: %w", err)
 	}
-	var read nvmetcp.Command
-	read.SetOpcode(nvmetcp.IORead)
-	read.SetNSID(h.NSID)
-	read.SetSLBA(uint64(off) / uint64(sector))
-	read.SetBlocks(uint32(len(data) / sector))
-	return t.ask(h, read, data, limit, func() error { return plainRead(fd, data, off) })
+	cmd.SetOpcode(op)
+	cmd.SetNSID(h.NSID)
+	cmd.SetSLBA(uint64(off) / uint64(sector))
+	cmd.SetBlocks(uint32(n / sector))
+	return cmd, nil
 }
 
 // Flush makes a head's drive write out its cache, and waits as Probe does. The target is asked even if the

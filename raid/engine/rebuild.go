@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft.dev/weft/proto/block"
+	"weft.dev/weft/raid/pace"
 )
 
 // Rebuilds and equalizers copy copyUnit bytes at a time. A rebuild has up to mostLanes
@@ -45,7 +46,7 @@ type rebuild struct {
 	cursor    uint64 // the next region to look at
 	lanes     []lane
 	finishing bool // everything is copied
-	speed     speedometer
+	speed     pace.Speedometer
 	unflushed int64 // bytes copied since the last flush began
 	// begun are the regions that were put back, and up to where each of them is copied.
 	begun map[uint64]int64
@@ -265,7 +266,7 @@ func (ln *lane) done(err error) {
 func (r *rebuild) count(n int64) {
 	v := r.c.v
 	r.mu.Lock()
-	r.speed.add(v.clock.now(), n)
+	r.speed.Add(v.clock.now(), n)
 	r.unflushed += n
 	due := r.unflushed >= v.flushUnit
 	if due {
@@ -432,26 +433,6 @@ func (c *column) failed(copy int) bool {
 		}
 	}
 	return false
-}
-
-// speedEvery is the time over which the speed of a rebuild is measured.
-const speedEvery = 5 * time.Second
-
-// speedometer measures how fast a rebuild has been lately.
-type speedometer struct {
-	since, bytes int64
-	last         atomic.Int64 // in a second, before since; 0: not known
-}
-
-func (m *speedometer) add(now, bytes int64) {
-	if m.since == 0 {
-		m.since = now
-	}
-	m.bytes += bytes
-	if past := now - m.since; past >= int64(speedEvery) {
-		m.last.Store(int64(float64(m.bytes) / float64(past) * float64(time.Second)))
-		m.since, m.bytes = now, 0
-	}
 }
 
 // trampoline runs one step after another in a loop. A step that calls kick before it

@@ -90,5 +90,5 @@ func (r *rebuild) lately() block.Size {
 	if r == nil {
 		return 0
 	}
-	return block.Size(r.speed.last.Load())
+	return r.speed.Lately()
 }

@@ -83,8 +83,8 @@ func (t *throttle) look(during, without Sample, speed block.Size) {
 	}
 }
 
-// Times of Background. While users' IO is served, the work rests from time to time: what the IO
-// takes then is what it takes without the work. A rest is long enough for a few IOs, and takes
+// Times of Background. While users' IO is served, the work rests from time to time, to find out
+// what the IO takes without it. A rest is long enough for a few IOs, and takes
 // less than a tenth of the time.
 const (
 	lookEvery = 250 * time.Millisecond
@@ -94,7 +94,7 @@ const (
 	watching  = 2 * time.Second
 )
 
-// Background is what the work on a volume shares. The zero value is ready for use, from any goroutine.
+// Background slows down all work on a volume together. The zero value is ready for use, from any goroutine.
 //
 // Users' I/O is told I/O by I/O ([Background.Served]), or as counts ([Background.Counts]).
 type Background struct {

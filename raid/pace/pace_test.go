@@ -75,7 +75,7 @@ func TestAThrottleIsNeverBelowItsLeastRate(t *testing.T) {
 	}
 }
 
-// A path that cannot tell each I/O tells what they have come to: what ends while the work rests is what users' I/O takes
+// A data path that does not see each I/O gives counts. The I/O that ends while the work rests shows what users' I/O takes
 // without it.
 func TestUsersIOIsToldAsCounts(t *testing.T) {
 	const each, step = 10 * time.Millisecond, 4 << 20

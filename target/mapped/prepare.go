@@ -3,7 +3,6 @@
 package mapped
 
 import (
-	"math/bits"
 	"time"
 
 	"weft.dev/weft/proto/block"
@@ -244,14 +243,4 @@ func (t *Tree) seesData(l *layer, chunk uint32, grains uint64) bool {
 		return left != 0
 	})
 	return data|t.fromBase(l, chunk, ^left) != 0
-}
-
-// lowestBit is the place of the lowest bit in words, from the word first on.
-func lowestBit(words []uint64, first int) (i int, ok bool) {
-	for w := first; w < len(words); w++ {
-		if words[w] != 0 {
-			return w*64 + bits.TrailingZeros64(words[w]), true
-		}
-	}
-	return 0, false
 }

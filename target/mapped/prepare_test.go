@@ -186,8 +186,7 @@ func TestWhatAFailedWriteLeftStaysOut(t *testing.T) {
 	})
 }
 
-// If the data of a write beside its record fails, the drive may have the record: what is read now is read after a
-// restart as well.
+// The drive may have a record whose data, written beside it, has failed. A read now and a read after a restart agree.
 func TestAFailedWriteBesideItsRecordReadsTheSameLater(t *testing.T) {
 	withReady(t, 4, func(t *testing.T, d *drive, tree *Tree, leg *Leg) {
 		must(t, block.WriteAt(leg, tagged(1, grainSectors), 5*GrainSize))

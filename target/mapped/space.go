@@ -116,6 +116,16 @@ func (s *space) lowest(withChunk bool) (slot uint32, ok bool) {
 	return 0, false
 }
 
+// lowestBit is the place of the lowest bit in words, from the word first on.
+func lowestBit(words []uint64, first int) (i int, ok bool) {
+	for w := first; w < len(words); w++ {
+		if words[w] != 0 {
+			return w*64 + bits.TrailingZeros64(words[w]), true
+		}
+	}
+	return 0, false
+}
+
 func (s *space) takeOut(slot uint32) {
 	i := slot % slotCount
 	s.free[slot>>slotShift][i/64] &^= 1 << (i % 64)

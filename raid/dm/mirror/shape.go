@@ -77,6 +77,9 @@ type Observed struct {
 	Log          dm.Ref // empty if the shape uses none
 }
 
+// Regions returns the number of bits in the column's log.
+func (o Observed) Regions() uint64 { return Column{Size: o.Size, Region: o.Region}.Regions() }
+
 // Observe finds the column with a name among the devices of its volume (see
 // dm.Client.Devices). It is the inverse of Column.Devices, and understands every state
 // in which an interrupted plan can leave the devices. A column in a state that Weft did
