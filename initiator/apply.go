@@ -674,7 +674,7 @@ func (k *kernelKeeper) planColumn(ctx context.Context, w *volume.Wanted, s *seen
 	case begin.waiting() && len(steps) == 0 && k.memory.has(o.Column, slots):
 		return nil, nil, nil, volume.ErrLater
 	}
-	return begin, steps, slots, k.forgetSlot(o.Column, begin)
+	return begin, steps, slots, k.noteBegin(o.Column, begin, slots)
 }
 
 // unblock helps a change of a column that waits in the kernel for writes that an inner mirror
@@ -785,6 +785,9 @@ func (k *kernelKeeper) forget(w *volume.Wanted, clean bool) error {
 			}
 		}
 		k.kernel.unmarkAhead(k.volume, i) // the connections are gone, with what was sent
+		if err := remove(k.kernel.behindFile(k.volume, i)); err != nil {
+			return err
+		}
 	}
 	was, now := k.memory, newMemory(k.memory.Ended(w, clean), time.Now())
 	kept := now

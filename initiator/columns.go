@@ -78,9 +78,11 @@ type slot struct {
 	NQN    block.NQN   `json:"nqn"`
 	NSID   uint32      `json:"nsid"`
 	UUID   block.UUID  `json:"uuid"`
-	Dirty  block.Size  `json:"dirty,omitempty"` // bytes to copy when its rebuild began
+	Dirty  block.Size  `json:"dirty,omitempty"` // bytes to copy when its rebuild began, or its log began anew
 	Whole  uint64      `json:"whole,omitempty"` // as in volume.CopySeen
 	What   string      `json:"what,omitempty"`  // what its rebuild copies, for people
+
+	More bool `json:"-"` // it is lost, and lacks more than the log in use has: see kernelbehind.go
 }
 
 // superseded reports whether the manager has since replaced the identity of the slot's leg.
@@ -94,6 +96,9 @@ func (s slot) same(o slot) bool {
 	return s == o
 }
 
+// logged reports whether the log in use has all writes that the slot's leg has missed.
+func (s slot) logged() bool { return !s.Leg.IsZero() && !s.More }
+
 const slotFormat = "%d.%d"
 
 func slotKey(column, copy int) string { return fmt.Sprintf(slotFormat, column, copy) }
@@ -103,14 +108,36 @@ func slotKey(column, copy int) string { return fmt.Sprintf(slotFormat, column, c
 type memory struct {
 	volume.Memory
 	Slots map[string]slot `json:"slots"` // by slotKey
+	// Behind are those that lack more than the log in use has. Agents of earlier versions do not read them.
+	Behind map[string]slot `json:"behind,omitempty"`
 }
 
 func newMemory(m volume.Memory, now time.Time) *memory {
 	m.Begin(now)
-	return &memory{Memory: m, Slots: map[string]slot{}}
+	return &memory{Memory: m, Slots: map[string]slot{}, Behind: map[string]slot{}}
 }
 
-func (m *memory) slot(column, copy int) slot { return m.Slots[slotKey(column, copy)] }
+func (m *memory) slot(column, copy int) slot {
+	if s, ok := m.Behind[slotKey(column, copy)]; ok {
+		s.More = true
+		return s
+	}
+	return m.Slots[slotKey(column, copy)]
+}
+
+func (m *memory) setSlot(column, copy int, s slot) {
+	m.forget(column, copy)
+	if s.More {
+		m.Behind[slotKey(column, copy)] = s
+		return
+	}
+	m.Slots[slotKey(column, copy)] = s
+}
+
+func (m *memory) forget(column, copy int) {
+	delete(m.Slots, slotKey(column, copy))
+	delete(m.Behind, slotKey(column, copy))
+}
 
 // describe translates the columns for the planner.
 func (k *kernelKeeper) describe(w *volume.Wanted, s *seen) {
@@ -283,7 +310,7 @@ func (m *memory) set(column int, slots []slot, begin *copyBegin, copied block.Si
 		if begin != nil && begin.copy == copy && begin.lacked != nil {
 			slot.Dirty = begin.before + copied
 		}
-		m.Slots[slotKey(column, copy)] = slot
+		m.setSlot(column, copy, slot)
 	}
 }
 

@@ -49,8 +49,11 @@ type aheadOf struct {
 	//
 	//	under way ──► ended
 	//	     └──► given up ──► ended: another one goes on where it was, if it answers the same question
-	given bool
-	ended bool
+	given  bool
+	ended  bool
+	failed bool // it ended with an error
+
+	kept time.Time // when what is left was kept last
 }
 
 // What a copy waits for before it begins, or goes on.
@@ -65,7 +68,9 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 	h, next := k.lists.ahead[o.Column], &aheadOf{of: a}
 	switch {
 	case h == nil || h.ended && h.of != a:
-		left = a.image
+		if left = a.image; h != nil && h.leg == l.Leg && h.rev == l.Revision {
+			next.before, _, _ = h.Progress()
+		}
 	case !h.ended:
 		if h.of != a {
 			h.giveUp()
@@ -88,7 +93,7 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 	case !ok:
 		b.waits = sourceToAnswer
 		return left, false
-	case left.AllClean() || k.kernel.markAhead(k.volume, o.Column) != nil:
+	case left.AllClean(), k.keep(&s.columns[o.Column], o.Column, b.copy, left) != nil, k.kernel.markAhead(k.volume, o.Column) != nil:
 		return left, true
 	}
 	k.beginAhead(ctx, s, o, l, b, next, from, left)
@@ -119,7 +124,10 @@ func (k *kernelKeeper) beginAhead(ctx context.Context, s *seen, o volume.SetColu
 		k.log.Info("the copy ahead has ended", "leg", h.leg.String(), "copied", done.String(), "took", time.Since(began).String(), "left", h.Left().CountDirty(), "err", err)
 		k.kernel.unmarkAhead(k.volume, o.Column)
 		again := err != nil && done > 0 && !errors.Is(err, errors.ErrUnsupported) // the leg was away, perhaps
-		k.Tell(func() { h.ended, h.given = true, h.given || again })
+		k.Tell(func() {
+			h.ended, h.given, h.failed = true, h.given || again, err != nil
+			k.keepLeft(o.Column, h)
+		})
 		k.Poke()
 	})
 }
@@ -179,6 +187,10 @@ func (k *kernelKeeper) keepAhead(w *volume.Wanted, s *seen) {
 		c := &s.columns[column]
 		if image, err := k.kernel.readLog(c.log.file, c.Regions()); err == nil {
 			h.log.Store(&image)
+		}
+		if s.Now.Sub(h.kept) >= keepEvery {
+			h.kept = s.Now
+			k.keepLeft(column, h)
 		}
 	}
 }

@@ -27,7 +27,8 @@ import (
 //  2. The targets are asked what it lacked before: for their lists of writes (package raid/checkpoint), and for
 //     where a thin leg has data.
 //  3. The agent copies that to the leg (kernelahead.go).
-//  4. The leg joins, with another log, which has the first one and what is left (mirror.Column.Lacked).
+//  4. If the log has much by then, another one begins, and the agent copies what the first one has (kernelbehind.go).
+//  5. The leg joins, with a log that has the last one and what is left (mirror.Column.Lacked).
 //
 // What is asked after the log has begun cannot miss a write: one from before is on the legs in sync, and in their
 // lists, and a later one is in the log. The answer counts only for this log, until its tables change. Whatever is not
@@ -70,11 +71,13 @@ type copyBegin struct {
 	waits  string           // for what, for people; nothing else that the column needs waits for that. Empty: it begins
 	begun  bool             // the log has what the leg misses since some time
 	logged bool             // it has all writes that the leg misses, but not what was discarded meanwhile
+	asks   bool             // the targets are asked what it lacks beside that
 	all    bool             // everything is copied, whatever the log has
 	track  bool             // first, the log begins with what the leg misses from now on
+	anew   bool             // first, another log begins with that, and what the leg lacks beside it is known
 	lacked *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
-	log    dm.Ref           // with lacked: the log that gets both
-	before block.Size       // how much was copied before it joins
+	log    dm.Ref           // with anew: the log that begins; with lacked: the one that gets both
+	before block.Size       // how much was copied before it joins; with anew: how much the log has
 	ahead  bool             // that is under way, so it waits
 	whole  uint64           // as in volume.CopySeen
 	what   string           // what is copied, for people
@@ -90,6 +93,9 @@ func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 		t.Legs[b.copy].State, t.FromNow, t.Full = mirror.Tracked, true, false
 		slots[b.copy] = slot{}
 		return
+	case b.anew:
+		t.Legs[b.copy].State, t.FromNow, t.Full, t.Log = mirror.Tracked, true, false, b.log
+		slots[b.copy].More, slots[b.copy].Dirty = true, b.before
 	case b.lacked != nil:
 		t.Lacked, t.Log, t.Full = b.lacked, b.log, false
 	case b.all:
@@ -101,9 +107,9 @@ func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 // waiting reports whether it does not begin yet.
 func (b *copyBegin) waiting() bool { return b != nil && (b.waits != "" || b.ahead) }
 
-// logs are those of a column with the log that gets both.
+// logs are those of a column with the one that is written.
 func (b *copyBegin) logs(l logs) logs {
-	if b != nil && b.lacked != nil {
+	if b != nil && b.log != "" {
 		l.spare.device = b.log
 	}
 	return l
@@ -135,20 +141,28 @@ func (k *kernelKeeper) beginCopy(ctx context.Context, w *volume.Wanted, s *seen,
 	if b.logged = !o.Want.Full; b.logged {
 		b.whole = s.Columns[o.Column].Copies[copy].Whole
 	}
+	b.asks = !b.logged || w.Thin && b.begun && k.discarded()
 	switch {
 	case w.Thin && !k.noDiscards: // the log would not have those from now on
 		if b.waits = discardsToEnd; k.discardsOff {
 			k.holdOnce(ctx, s)
 		}
-	case b.logged && !(w.Thin && b.begun && k.discarded()): // and it misses no discards: there were none since
-	case c.ill(): // its errors are to be cleared, which waits for this
+	case b.asks || b.begun:
+		k.beginKnown(ctx, w, s, o, b, l)
+	}
+	return k.notBeside(b, o, s.Now)
+}
+
+// beginKnown has a copy begin when it is known what the leg lacks.
+func (k *kernelKeeper) beginKnown(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, b *copyBegin, l *volume.Link) {
+	switch {
+	case b.asks && s.columns[o.Column].ill(): // its errors are to be cleared, which waits for this
 		b.everything(l)
 	case w.Thin && !b.begun:
 		b.track = true
 	default:
-		k.beginWith(ctx, s, o, k.ask(ctx, w, s, o, l, b), b, l)
+		k.beginWith(ctx, w, s, o, k.ask(ctx, w, s, o, l, b), b, l)
 	}
-	return k.notBeside(b, o, s.Now)
 }
 
 // notBeside has a leg join only when nothing can be written to it beside the tables.
@@ -160,7 +174,7 @@ func (k *kernelKeeper) notBeside(b *copyBegin, o volume.SetColumn, now time.Time
 }
 
 // beginWith has a copy begin with what the targets have answered.
-func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColumn, a *asking, b *copyBegin, l *volume.Link) {
+func (k *kernelKeeper) beginWith(ctx context.Context, w *volume.Wanted, s *seen, o volume.SetColumn, a *asking, b *copyBegin, l *volume.Link) {
 	switch {
 	case !a.done:
 		b.waits = targetsToSay
@@ -174,9 +188,17 @@ func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColum
 		a.lacked, a.all = lacked{image: mirror.DirtyLog(s.columns[o.Column].Regions()), since: l.Revision, what: b.what}, true
 	}
 	b.logged = b.logged && !a.all
-	left, ended := k.copyAhead(ctx, s, o, l, b, a)
+	left, ended := a.image, true
+	if !s.columns[o.Column].ill() { // else its errors are to be cleared, which waits for this
+		left, ended = k.copyAhead(ctx, s, o, l, b, a)
+	}
 	if b.ahead = !ended; b.ahead {
 		return
+	}
+	h := k.lists.ahead[o.Column]
+	copied := h != nil && h.of == a
+	if k.beginAnew(w, s, o, b, a, left) || b.logged && left.AllClean() && !copied {
+		return // in the second case, the log has all
 	}
 	log, err := k.kernel.makeLog(s.columns[o.Column].spare.file)
 	if err != nil {
@@ -184,7 +206,7 @@ func (k *kernelKeeper) beginWith(ctx context.Context, s *seen, o volume.SetColum
 		b.everything(l)
 		return
 	}
-	if h := k.lists.ahead[o.Column]; h != nil && h.of == a {
+	if copied {
 		b.before, _, _ = h.Progress()
 	}
 	b.join(a, left, dm.RefTo(log.Number))
@@ -209,12 +231,16 @@ func (b *copyBegin) everything(l *volume.Link) {
 	b.all, b.whole = true, l.Revision
 }
 
-// forgetSlot forgets, before the log of a column begins clean, what was known of the leg that it is for.
-func (k *kernelKeeper) forgetSlot(column int, b *copyBegin) error {
-	if b == nil || !b.track {
+// noteBegin notes, before the log of a column begins clean, that it does not have all that the leg lacks.
+func (k *kernelKeeper) noteBegin(column int, b *copyBegin, slots []slot) error {
+	switch {
+	case b == nil, !b.track && !b.anew:
 		return nil
+	case b.track:
+		k.memory.forget(column, b.copy)
+	default:
+		k.memory.setSlot(column, b.copy, slots[b.copy])
 	}
-	delete(k.memory.Slots, slotKey(column, b.copy))
 	return k.kernel.note(k.volume, k.memory)
 }
 
@@ -257,12 +283,23 @@ func (k *kernelKeeper) ask(ctx context.Context, w *volume.Wanted, s *seen, o vol
 			q.heads = []legSeen{from, leg} // of those in sync, any says it
 		}
 	}
-	a := &asking{of: of}
-	ctx, a.giveUp = context.WithTimeout(ctx, askFor+time.Duration(c.Size/(block.TiB/64))*askForEach/64)
+	a := &asking{of: of, giveUp: func() {}}
 	k.lists.asked[o.Column] = a
+	behind := mirror.CleanLog(q.regions)
+	if b.logged {
+		behind, a.err = k.behind(c, o.Column, b.copy)
+	}
+	if a.image = behind; !b.asks || a.err != nil {
+		a.done = true
+		return a
+	}
+	ctx, a.giveUp = context.WithTimeout(ctx, askFor+time.Duration(c.Size/(block.TiB/64))*askForEach/64)
 	go func() {
 		defer a.giveUp()
 		found := q.answer(ctx)
+		if found.err == nil {
+			found.image, found.err = found.image.Merge(behind)
+		}
 		k.Tell(func() { a.done, a.lacked = true, found })
 		k.Poke()
 	}()

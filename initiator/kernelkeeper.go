@@ -129,6 +129,7 @@ func (k *kernelKeeper) remember() {
 	}
 	k.memory = newMemory(mem.Memory, time.Now())
 	maps.Copy(k.memory.Slots, mem.Slots)
+	maps.Copy(k.memory.Behind, mem.Behind)
 	k.links = mem.links()
 	for _, l := range k.links { // their logs may be the only remains
 		k.columns = max(k.columns, l.Column+1)

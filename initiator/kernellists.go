@@ -211,7 +211,7 @@ func (k *kernelKeeper) listable(w *volume.Wanted, s *seen, column int) bool {
 	if k.lists.ahead[column].under(c) && len(c.Sources) > 0 {
 		// The lists of the legs in sync have what was discarded while this one was away, which a log that has all of its
 		// writes has not.
-		mirrors = k.memory.slot(column, c.Copy).Leg.IsZero()
+		mirrors = !k.memory.slot(column, c.Copy).logged()
 	}
 	return mirrors && c.Log != "" && c.Log == c.log.device
 }

@@ -155,7 +155,11 @@ func (b *bench) reach(c mirror.Column) {
 		b.must(err)
 		for _, s := range steps {
 			if s.Log != nil {
-				b.writeLog(s.Log.Image)
+				file := b.logFile
+				if s.Log.Device != dm.RefTo(b.log.Number) {
+					file = b.secondFile
+				}
+				b.writeTo(file, s.Log.Image)
 				continue
 			}
 			do := func() error { return b.client.Do(*s.DM) }
@@ -167,7 +171,11 @@ func (b *bench) reach(c mirror.Column) {
 			if s.Lacked != nil {
 				do = func() error {
 					return b.client.DoWith(*s.DM, func() error {
-						b.writeTo(b.secondFile, must2(b.readLog().Merge(*s.Lacked)))
+						to, from := b.secondFile, b.logFile
+						if c.Log == dm.RefTo(b.log.Number) {
+							to, from = from, to
+						}
+						b.writeTo(to, must2(b.readFrom(from).Merge(*s.Lacked)))
 						return nil
 					})
 				}
@@ -201,8 +209,10 @@ func (b *bench) writeTo(file string, image mirror.LogImage) {
 	b.must(err)
 }
 
-func (b *bench) readLog() mirror.LogImage {
-	raw, err := os.ReadFile(b.logFile)
+func (b *bench) readLog() mirror.LogImage { return b.readFrom(b.logFile) }
+
+func (b *bench) readFrom(file string) mirror.LogImage {
+	raw, err := os.ReadFile(file)
 	b.must(err)
 	image, err := mirror.ParseLog(raw)
 	b.must(err)
@@ -464,6 +474,47 @@ func TestALegJoinsWithWhatItLackedBefore(t *testing.T) {
 	b.reach(b.column(0, ok, ok))
 	b.write(2*block.MiB, 'd')
 	b.wantOn(2*block.MiB, "dd")
+}
+
+// What a leg missed so far stays in the log before, and what it misses from then on goes to the new one. Both together
+// are copied to it.
+func TestTheLogOfALostLegBeginsAnew(t *testing.T) {
+	b := newBench(t, mirrored, legSize)
+	const ok, gone, back = mirror.InSync, mirror.Tracked, mirror.Rebuilding
+	b.reach(b.column(0, ok, ok))
+	b.expose()
+	b.write(0, 'a')
+	b.reach(b.column(0, ok, gone))
+	b.write(4*block.MiB, 'b')
+
+	anew := b.column(0, ok, gone)
+	b.second, b.secondFile = b.loop("second", mirror.LogDeviceSize)
+	anew.FromNow, anew.Log = true, dm.RefTo(b.second.Number)
+	b.reach(anew)
+	b.write(8*block.MiB, 'c')
+	dirty := func(file string) (all []block.Size) {
+		for image, r := b.readFrom(file), uint64(0); r < image.Regions(); r++ {
+			if image.Dirty(r) {
+				all = append(all, block.Size(r)*anew.RegionSize())
+			}
+		}
+		return all
+	}
+	before, now := dirty(b.logFile), dirty(b.secondFile)
+	if !slices.Contains(before, 4*block.MiB) || slices.Contains(before, 8*block.MiB) || !slices.Equal(now, []block.Size{8 * block.MiB}) {
+		t.Errorf("the log before has %v, want 4MiB and not 8MiB; the one in use %v, want 8MiB", before, now)
+	}
+
+	joined := b.column(0, ok, back)
+	joined.Lacked = new(b.readLog())
+	sectors := b.sectorsWritten(1)
+	b.reach(joined)
+	b.synced(mirror.ColumnName(b.volume, 0))
+	if copied := block.Size(b.sectorsWritten(1)-sectors) * block.SectorSize; copied != block.Size(len(before)+1)*joined.RegionSize() {
+		t.Errorf("%v were copied, want %d regions of %v", copied, len(before)+1, joined.RegionSize())
+	}
+	b.reach(b.column(0, ok, ok))
+	b.wantIdentical()
 }
 
 func TestLegsThatDifferAreEqualized(t *testing.T) {

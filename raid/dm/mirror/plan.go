@@ -66,6 +66,8 @@ func (s Step) String() string {
 //	                            a few more than the leg misses. If more than one leg stays,
 //	                            they first get an inner mirror, which becomes the one source
 //	                            of the log's mirror
+//	tracked       tracked       with Column.FromNow and another log: that begins clean, and has
+//	                            all writes from the switch on; the one before has those until then
 //	tracked       rebuilding    the log is kept, or with Column.Lacked becomes a part of another;
 //	                            the switch that adds the second live leg also ends keep_log
 //	rebuilding    tracked       the same in reverse: regions not yet copied stay dirty
@@ -233,7 +235,10 @@ func (c Column) route(got Observed, devices []dm.State) []hop {
 		}
 		r.to(want, "copy the first leg to the others")
 	case ShapeTracked:
-		if !r.trackedSinceLost(want) {
+		switch {
+		case r.anew(want):
+			r.beginLog(CleanLog(c.Regions()), "what the leg misses from now on is logged anew")
+		case !r.trackedSinceLost(want):
 			r.freeLog(want)
 		}
 		r.to(want, fmt.Sprintf("copy %d is lost: log what it misses", want.Copy))
@@ -299,7 +304,17 @@ func (r *router) freeLog(want Shape) {
 	if want.Kind == ShapeTracked && r.c.FromNow {
 		image, why = CleanLog(r.c.Regions()), "what the leg misses from now on is logged"
 	}
+	r.beginLog(image, why)
+}
+
+// beginLog writes a log that no table uses.
+func (r *router) beginLog(image LogImage, why string) {
 	r.hops = append(r.hops, hop{why: why, image: &image})
+}
+
+// anew reports whether the column logs what a leg misses, and is to do so on another device from now on.
+func (r *router) anew(want Shape) bool {
+	return r.c.FromNow && r.at.Kind == ShapeTracked && r.at.Copy == want.Copy && r.got.Log != r.c.Log
 }
 
 func (r *router) trackedSinceLost(want Shape) bool {

@@ -14,8 +14,8 @@ import (
 )
 
 // column is a column written as "A B" (in sync), "a" (absent), "a!" (tracked),
-// "a+" (rebuilding), with "=" for equalize, "*" for full, "~" for a log from now on and "?" for
-// a leg that lacked two regions; A is device 8:0, A1 the same leg under the number 8:10.
+// "a+" (rebuilding), with "=" for equalize, "*" for full, "~" for a log from now on, "@" for
+// another log device and "?" for that and a leg that lacked two regions; A is device 8:0, A1 the same leg under the number 8:10.
 func column(text string) Column {
 	c := Column{Name: "c", UUID: "u", Size: 64 * block.MiB, Log: "7:0"}
 	for word := range strings.FieldsSeq(text) {
@@ -28,6 +28,9 @@ func column(text string) Column {
 			continue
 		case "~":
 			c.FromNow = true
+			continue
+		case "@":
+			c.Log = "7:1"
 			continue
 		case "?":
 			lacked := CleanLog(c.Regions())
@@ -120,7 +123,7 @@ func transition(head string) string {
 
 var columns = []string{
 	"A", "A b", "a B", "A B", "B A", "A1 B", "A b!", "a! B", "A b+", "A b1+", "a+ B", "A B =", "A B C", "A B C =", "A B c", "A B c!", "A B c+",
-	"A b! C", "A b+ C", "a! B C", "a+ B C", "A b c!", "A b! c", "A b+ c", "A b c+", "A b c", "A B C1", "A B c1+", "A b+ c *", "A b! ~", "A b+ ?", "A b1+ ?", "A B c! ~", "A B c+ ?",
+	"A b! C", "A b+ C", "a! B C", "a+ B C", "A b c!", "A b! c", "A b+ c", "A b c+", "A b c", "A B C1", "A B c1+", "A b+ c *", "A b! ~", "A b! ~ @", "A b+ ?", "A b1+ ?", "A B c! ~", "A B c! ~ @", "A B c+ ?",
 }
 
 func TestObserveIsTheInverseOfDevices(t *testing.T) {
@@ -284,6 +287,21 @@ func TestWhatALegLackedIsAddedWithTheSwitchThatAddsTheLeg(t *testing.T) {
 		all := slices.ContainsFunc(steps, func(s Step) bool { return s.Log != nil && s.Log.Image.AllDirty() })
 		if all == added {
 			t.Errorf("%s: everything is copied: %v, want %v; %v", from, all, !added, steps)
+		}
+	}
+}
+
+// From the switch on, one log or the other has each write that the leg misses. So no table without a log is in between,
+// and the log before stays as it is.
+func TestALogThatIsBegunAnewHasEachWriteFromTheSwitchOn(t *testing.T) {
+	for from, anew := range map[string]bool{"A b!": true, "A b! ~": true, "A b1!": true, "A b+": false, "A b": false, "A B": false} {
+		steps, err := Plan(built(column(from)), column("A b! ~ @"))
+		if err != nil {
+			t.Fatalf("%s: %v", from, err)
+		}
+		only := len(steps) == 2 && steps[0].Log != nil && steps[0].Log.Device == "7:1" && steps[0].Log.Image.AllClean() && steps[1].DM != nil && steps[1].DM.Op == dm.OpReload
+		if only != anew {
+			t.Errorf("%s: a clean log and one switch: %v, want %v; %v", from, only, anew, steps)
 		}
 	}
 }

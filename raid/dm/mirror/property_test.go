@@ -29,6 +29,8 @@ type rules struct {
 	lackNothing    bool                      // what a leg lacked before its log began is left out
 	believeLog     bool                      // a log that began clean is taken for one that has everything
 	sameLog        bool                      // what a leg lacked is written to the log in use
+	forgetBefore   bool                      // what the log has that was in use before another one is left out
+	keepLate       bool                      // it is remembered that there is more than the log only after the switch
 }
 
 // history is one volume of one column, its agent, its manager's record and its
@@ -45,6 +47,8 @@ type history struct {
 	rebuilt  int
 	partial  int  // rebuilds that copied less than everything
 	asked    int  // those of legs whose log began clean
+	anew     int  // logs that were begun anew
+	ahead    int  // blocks that were copied before a leg joined
 	hidden   bool // after a crash, until the legs are equal
 	equalize bool // they are not known to be
 	crashes  int
@@ -58,6 +62,11 @@ type simCopy struct {
 	state  LegState
 	asks   bool      // its log has begun clean, and what it lacked before may not be in it
 	lacked *LogImage // what that is, found out since
+
+	beside bool        // it lacks what kept and both logs have
+	kept   LogImage    // with beside
+	anew   bool        // its log is to be begun anew
+	read   map[int]int // by block: what is being copied before it joins
 }
 
 func newHistory(seed uint64, copies int, r rules) *history {
@@ -238,9 +247,9 @@ func (h *history) agent() error {
 		if c.state = Absent; wasRebuilding || !h.someoneHasTheLog() {
 			c.state = Tracked
 		}
-		if c.asks, c.lacked = c.asks && wasRebuilding, nil; wasRebuilding && o.Kind == ShapeRebuilding && o.Copy == i {
-			c.asks = false
-		}
+		joined := o.Kind == ShapeRebuilding && o.Copy == i
+		c.asks, c.lacked = c.asks && wasRebuilding && !joined, nil
+		c.beside = c.beside && wasRebuilding && !joined
 	}
 	record := func() {
 		for _, c := range release {
@@ -250,10 +259,14 @@ func (h *history) agent() error {
 	if !h.rules.releaseFirst {
 		record()
 	}
-	h.returnLegs()
+	h.returnLegs(o)
 	h.ask(o)
+	h.copyAhead(o)
 	h.join(o)
 	err = h.apply()
+	for _, c := range h.copies {
+		c.anew = false
+	}
 	record()
 	return err
 }
@@ -272,7 +285,7 @@ func (h *history) lastLeg(c *simCopy) {
 	}
 }
 
-func (h *history) returnLegs() {
+func (h *history) returnLegs(o Observed) {
 	for i, c := range h.copies {
 		if c.state != Tracked && c.state != Absent || h.rng.IntN(3) > 0 {
 			continue
@@ -292,8 +305,76 @@ func (h *history) returnLegs() {
 		if c.asks && c.lacked == nil {
 			continue // asked once its log has begun
 		}
+		if len(c.read) > 0 {
+			continue // it may be written over what users write once it has joined
+		}
+		if !c.asks && o.Kind == ShapeTracked && o.Copy == i && h.rng.IntN(2) == 0 {
+			h.beginAnew(c)
+			h.note("copy %d returns, and its log begins anew", i)
+			continue
+		}
 		c.state = Rebuilding
 		h.note("copy %d returns as %s", i, c.ref)
+	}
+}
+
+// otherLog is the log that is not in use.
+func (h *history) otherLog() dm.Ref {
+	return map[dm.Ref]dm.Ref{"7:0": "7:1", "7:1": "7:0"}[h.logInUse()]
+}
+
+// beginAnew remembers what a leg lacks beside the log in use, which is to be replaced by another one.
+func (h *history) beginAnew(c *simCopy) {
+	h.anew++
+	if c.anew = true; !h.rules.keepLate {
+		h.keep(c)
+	}
+}
+
+func (h *history) keep(c *simCopy) { c.kept, c.beside = h.before(c), true }
+
+// before is what a leg lacks beside what the log in use has.
+func (h *history) before(c *simCopy) LogImage {
+	image := CleanLog(simRegions)
+	if !c.beside {
+		return image
+	}
+	if other, ok := h.logs[h.otherLog()]; ok && !h.rules.forgetBefore {
+		image = other
+	}
+	image, err := image.Merge(c.kept)
+	if err != nil {
+		panic(err)
+	}
+	return image
+}
+
+// copyAhead copies to a leg, in some regions at a time, what it lacks beside the log in use. What it reads in one round
+// it writes in another one, and users write in between.
+func (h *history) copyAhead(o Observed) {
+	for i, c := range h.copies {
+		c.beside = c.beside && (o.Kind != ShapeRebuilding || o.Copy != i)
+		if !c.beside || c.anew || c.state != Tracked || o.Kind != ShapeTracked || o.Copy != i || h.ports[c.ref].dead {
+			c.read = nil
+			continue
+		}
+		kept := h.before(c)
+		for b, v := range c.read {
+			c.disk.data[b] = v
+			kept.Unmark(uint64(regionOf(b)))
+		}
+		c.kept, h.logs[h.otherLog()] = kept, CleanLog(simRegions)
+		from, read := h.copies[slices.IndexFunc(h.copies, func(c *simCopy) bool { return c.inSync })], map[int]int{}
+		for r := range uint64(simRegions) {
+			copies := kept.Dirty(r) && h.rng.IntN(2) == 0
+			for b := range simBlocks {
+				if copies && uint64(regionOf(b)) == r {
+					read[b] = from.disk.data[b]
+				}
+			}
+		}
+		c.read = read
+		h.ahead += len(read)
 	}
 }
 
@@ -338,7 +419,7 @@ func (h *history) crash() {
 	h.hidden, h.equalize = true, true
 	for _, c := range h.copies {
 		h.connect(c)
-		if c.state, c.asks, c.lacked = Absent, false, nil; c.inSync {
+		if c.state, c.asks, c.lacked, c.beside = Absent, false, nil, false; c.inSync {
 			c.state = InSync
 		}
 	}
@@ -409,6 +490,10 @@ func (h *history) wanted() Column {
 	for i, c := range h.copies {
 		w.Legs[i] = Leg{c.ref, c.state}
 		switch {
+		case c.anew:
+			w.FromNow, w.Log = true, h.otherLog()
+		case c.beside && c.state == Rebuilding:
+			w.Lacked = new(h.before(c))
 		case !c.asks:
 		case c.state == Tracked:
 			w.FromNow = true
@@ -420,7 +505,7 @@ func (h *history) wanted() Column {
 			w.Lacked, w.Full = c.lacked, c.lacked == nil
 		}
 		if w.Lacked != nil {
-			w.Log = map[dm.Ref]dm.Ref{"7:0": "7:1", "7:1": "7:0"}[h.logInUse()]
+			w.Log = h.otherLog()
 		}
 	}
 	return w
@@ -491,6 +576,11 @@ func (h *history) apply() error {
 		}
 		if m := h.devices["c"]; m != nil && m.mirror != nil && m.mirror.t.Log.Sync == dm.UseLog && !h.logs[h.logInUse()].AllDirty() && !h.logs[h.logInUse()].AllClean() {
 			h.partial++
+		}
+	}
+	for _, c := range h.copies {
+		if c.anew && h.rules.keepLate {
+			h.keep(c)
 		}
 	}
 	return nil
@@ -568,7 +658,7 @@ func (h *history) unblock() error {
 			p.hung, p.flaky = false, 0
 		default:
 			h.ports[c.ref].dead = true
-			c.inSync = false
+			c.inSync, c.beside = false, false
 			c.state = Absent
 		}
 	}
@@ -686,7 +776,7 @@ func TestAcknowledgedWritesAreOnEveryLegInSync(t *testing.T) {
 	if testing.Short() {
 		seeds = 100
 	}
-	writes, rebuilt, partial, asked, crashes := 0, 0, 0, 0, 0
+	writes, rebuilt, partial, asked, anew, ahead, crashes := 0, 0, 0, 0, 0, 0, 0
 	// These seeds meet an inner mirror that an interrupted plan has left.
 	tried := []uint64{1739, 24205, 26787, 36407, 36527}
 	for seed := range seeds {
@@ -698,8 +788,12 @@ func TestAcknowledgedWritesAreOnEveryLegInSync(t *testing.T) {
 			t.Fatalf("seed %d, %d copies: %v\n%s", seed, len(h.copies), err, strings.Join(h.trace, "\n"))
 		}
 		writes, rebuilt, partial, asked, crashes = writes+h.writes, rebuilt+h.rebuilt, partial+h.partial, asked+h.asked, crashes+h.crashes
+		anew, ahead = anew+h.anew, ahead+h.ahead
 	}
-	t.Logf("%d histories, %d writes, %d rebuilds, %d of legs that were asked for, %d swaps with a partly dirty log, %d crashes", seeds, writes, rebuilt, asked, partial, crashes)
+	t.Logf("%d histories, %d writes, %d rebuilds, %d of legs that were asked for, %d swaps with a partly dirty log, %d logs begun anew, %d blocks copied before a leg joined, %d crashes", seeds, writes, rebuilt, asked, partial, anew, ahead, crashes)
+	if anew < int(seeds)/4 || ahead < int(seeds)/4 {
+		t.Errorf("%d logs were begun anew and %d blocks copied before a leg joined in %d histories: the test tests too little", anew, ahead, seeds)
+	}
 	if crashes < int(seeds)/4 || rebuilt < int(seeds) || partial < int(seeds)/4 || asked < int(seeds)/4 {
 		t.Errorf("%d rebuilds, %d of legs that were asked for, %d swaps with a partly dirty log, %d crashes in %d histories: the test tests too little", rebuilt, asked, partial, crashes, seeds)
 	}
@@ -724,6 +818,8 @@ func TestBrokenRulesAreCaught(t *testing.T) {
 		"what a leg lacked before is left out":         {lackNothing: true},
 		"a log that began clean is believed":           {believeLog: true},
 		"what a leg lacked goes to the log in use":     {sameLog: true},
+		"the log before another one is forgotten":      {forgetBefore: true},
+		"remembered after the log has begun anew":      {keepLate: true},
 		"the stale leg first": {change: func(m dm.Mirror) dm.Mirror {
 			if m.Log.Sync == dm.UseLog {
 				m.Legs = []dm.Leg{m.Legs[1], m.Legs[0]}
