@@ -82,7 +82,8 @@ type slot struct {
 	Whole  uint64      `json:"whole,omitempty"` // as in volume.CopySeen
 	What   string      `json:"what,omitempty"`  // what its rebuild copies, for people
 
-	More bool `json:"-"` // it is lost, and lacks more than the log in use has: see kernelbehind.go
+	Begun uint64 `json:"begun,omitempty"` // the leg's revision when its log began anew last
+	More  bool   `json:"-"`               // it is lost, and lacks more than the log in use has: see kernelbehind.go
 }
 
 // superseded reports whether the manager has since replaced the identity of the slot's leg.
@@ -92,7 +93,7 @@ func (s slot) superseded(l *volume.Link) bool {
 
 // same reports whether two slots have the same leg in the same way.
 func (s slot) same(o slot) bool {
-	o.Dirty, o.Whole, o.What = s.Dirty, s.Whole, s.What
+	o.Dirty, o.Whole, o.What, o.Begun = s.Dirty, s.Whole, s.What, s.Begun
 	return s == o
 }
 
@@ -286,7 +287,11 @@ func (k *kernelKeeper) legFor(s *seen, column, copy int, want volume.Copy) (mirr
 	case want.State == volume.Rebuilding:
 		leg.State = mirror.Rebuilding
 	case want.Track:
-		return mirror.Leg{Device: cmp.Or(device, was.Device), State: mirror.Tracked}, was
+		leg.State, leg.Device = mirror.Tracked, cmp.Or(device, was.Device)
+		if l != nil && l.Leg != was.Leg {
+			was = slot{} // another leg has its place
+		}
+		return leg, was
 	default:
 		return mirror.Leg{}, slot{}
 	}

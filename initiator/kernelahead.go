@@ -68,7 +68,7 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 	h, next := k.lists.ahead[o.Column], &aheadOf{of: a}
 	switch {
 	case h == nil || h.ended && h.of != a:
-		if left = a.image; h != nil && h.leg == l.Leg && h.rev == l.Revision {
+		if left = a.image; b.logged && h != nil && h.leg == l.Leg && h.rev == l.Revision { // which it does not lack any more
 			next.before, _, _ = h.Progress()
 		}
 	case !h.ended:
@@ -93,7 +93,7 @@ func (k *kernelKeeper) copyAhead(ctx context.Context, s *seen, o volume.SetColum
 	case !ok:
 		b.waits = sourceToAnswer
 		return left, false
-	case left.AllClean(), k.keep(&s.columns[o.Column], o.Column, b.copy, left) != nil, k.kernel.markAhead(k.volume, o.Column) != nil:
+	case left.AllClean(), k.keep(&s.columns[o.Column], o.Column, b.copy, l.Leg, left) != nil, k.kernel.markAhead(k.volume, o.Column) != nil:
 		return left, true
 	}
 	k.beginAhead(ctx, s, o, l, b, next, from, left)

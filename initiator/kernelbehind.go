@@ -42,39 +42,42 @@ func rest(rate block.Size) block.Size {
 // beginAnew reports whether the log of a column is to begin anew before a leg joins, since it has more than is left to
 // the kernel. left is what the leg lacks beside it.
 func (k *kernelKeeper) beginAnew(w *volume.Wanted, s *seen, o volume.SetColumn, b *copyBegin, a *asking, left mirror.LogImage) bool {
-	c, h, slot := &s.columns[o.Column], k.lists.ahead[o.Column], k.memory.slot(o.Column, b.copy)
+	c, h, slot, l := &s.columns[o.Column], k.lists.ahead[o.Column], k.memory.slot(o.Column, b.copy), k.link(o.Column, b.copy)
 	logged, err := k.kernel.readLog(c.log.file, c.Regions())
 	now, before := block.Size(logged.CountDirty())*c.Region, block.Size(a.image.CountDirty())*c.Region
 	if b.logged {
 		before = slot.Dirty
 	}
+	since, what := b.told(a)
 	switch {
 	case err != nil || now <= rest(w.RebuildRate), c.ill(), h != nil && h.of == a && h.failed:
 		return false
-	case b.logged && !slot.More: // all that it has missed so far
+	case slot.More && slot.Leg != l.Leg, !b.logged && !l.Believes(since):
+		return false // nobody would believe what is noted of it
+	case b.logged && slot.Begun != l.Revision: // all that it has missed while it was away
 	case now > before/4*3:
 		return false // users write about as fast as is copied
 	}
 	log, err := k.kernel.makeLog(c.spare.file)
 	if err == nil {
-		err = k.kernel.writeLog(c.spare.file, mirror.CleanLog(c.Regions()))
+		err = k.kernel.keepBehind(k.volume, o.Column, left) // it may be all that has what the log before had
 	}
 	if err == nil {
-		err = k.kernel.keepBehind(k.volume, o.Column, left)
+		err = k.kernel.writeLog(c.spare.file, mirror.CleanLog(c.Regions()))
 	}
 	if err != nil {
 		k.log.Warn("the kernel copies what a leg missed, as fast as it can", "column", o.Column, "err", err)
 		return false
 	}
 	b.anew, b.before, b.log = true, now, dm.RefTo(log.Number)
-	b.whole, b.what = b.told(a)
+	b.whole, b.what, b.revision = since, what, l.Revision
 	return true
 }
 
 // keep has the file beside the logs have all that a leg lacks beside the log in use. Only then may a part of it be
 // copied.
-func (k *kernelKeeper) keep(c *columnSeen, column, copy int, left mirror.LogImage) error {
-	if !k.memory.slot(column, copy).More {
+func (k *kernelKeeper) keep(c *columnSeen, column, copy int, leg block.LegID, left mirror.LogImage) error {
+	if slot := k.memory.slot(column, copy); !slot.More || slot.Leg != leg {
 		return nil
 	}
 	err := k.kernel.keepBehind(k.volume, column, left)
@@ -89,7 +92,7 @@ func (k *kernelKeeper) keep(c *columnSeen, column, copy int, left mirror.LogImag
 
 // keepLeft has the file have what is left of a copy, for another one that goes on with it. Without that, it copies more.
 func (k *kernelKeeper) keepLeft(column int, h *aheadOf) {
-	if !k.memory.slot(column, h.copy).More {
+	if slot := k.memory.slot(column, h.copy); !slot.More || slot.Leg != h.leg {
 		return
 	}
 	if err := k.kernel.keepBehind(k.volume, column, h.Left()); err != nil {

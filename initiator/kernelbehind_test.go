@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/proto/block"
 	"weft.dev/weft/proto/pb"
 	"weft.dev/weft/raid/dm"
+	"weft.dev/weft/raid/dm/mirror"
 )
 
 // anew is what the tables do when the log of the first column begins anew.
@@ -267,6 +268,153 @@ func TestWhatCannotBeCopiedAheadIsCopiedByTheKernel(t *testing.T) {
 		w.expect("a log, and it joins", slices.Concat([]string{"connect t1", anew}, joined)...)
 		if image := w.logOf(); !image.AllDirty() {
 			t.Errorf("%d regions are copied, want all", image.CountDirty())
+		}
+	})
+}
+
+// A file that cannot be written leaves what is known where it is.
+func TestWhatCannotBeKeptIsNotForgotten(t *testing.T) {
+	in(t, 1, 2, func(w *world) {
+		b := &overwrites{}
+		w.ahead = b.write(w)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].RebuildBytesPerSecond = uint64(region) })
+		w.fallSilent("t1")
+		time.Sleep(4 * time.Second)
+		w.write(0, span(0, 64)...)
+		w.endsIn("c0", func() { w.returns(1) }) // as the log begins anew
+		w.write(0, span(100, 140)...)
+		k := &kernel{runDir: w.dir + "/run"}
+		if err := os.Mkdir(k.behindFile(w.volume, 0)+".new", 0o700); err != nil { // so that it cannot be written
+			t.Fatal(err)
+		}
+		lacks := mirror.CleanLog(w.logOf().Regions())
+		w.endsIn("c0", func() { // as the leg joins
+			w.stop = w.start()
+			time.Sleep(3 * time.Second)
+			for _, file := range append([]string{k.behindFile(w.volume, 0)}, k.logFiles(w.volume, 0)[0], k.logFiles(w.volume, 0)[1]) {
+				image, err := k.readLog(file, lacks.Regions())
+				if err == nil {
+					lacks, err = lacks.Merge(image)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		for r := range uint64(64) {
+			if !lacks.Dirty(r) {
+				t.Errorf("region %d is in no file", r)
+			}
+		}
+	})
+}
+
+// endsIn has the agent end while a change of a device hangs, which returns then.
+func (w *world) endsIn(device string, change func()) {
+	hang := make(chan struct{})
+	hangs := func(m map[string]chan struct{}) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.hang = m
+	}
+	hangs(map[string]chan struct{}{device: hang})
+	change()
+	time.Sleep(3 * time.Second)
+	w.stop()
+	close(hang)
+	time.Sleep(time.Second)
+	hangs(nil)
+}
+
+// What is kept is of one leg.
+func TestAnotherLegInTheSamePlaceDoesNotOverwriteWhatIsKept(t *testing.T) {
+	wasAway(t, func(w *world, b *overwrites) {
+		gone := func(all *pb.InitiatorWanted) { all.Attachments[0].Legs = all.Attachments[0].Legs[:1] }
+		time.Sleep(10 * time.Second)
+		w.change(gone)
+		time.Sleep(10 * time.Second)
+		first := b.took()
+		other, id := w.back(0, 1, 1), legID(3, 1)
+		other.LegId, other.Nsid, other.Uuid = id.String(), 99, block.NamespaceUUID(id, block.Epoch(w.epoch), 1).String()
+		other.CopyAll, other.CopyAllSince = true, 1
+		w.wants(other)
+		time.Sleep(time.Minute)
+		w.change(gone)
+		time.Sleep(10 * time.Second)
+		b.took()
+		w.comesBack(0, 1, 2)
+		time.Sleep(6 * time.Minute)
+		has := slices.Concat(first, b.took(), w.dirty())
+		for _, r := range span(0, 64) {
+			if !slices.Contains(has, r) {
+				t.Errorf("region %d is neither copied to the first leg nor to be copied", r)
+			}
+		}
+	})
+}
+
+// What it missed at the second time is copied at the volume's rate, too.
+func TestALegThatGoesAwayAgainIsCopiedToAtTheVolumesRate(t *testing.T) {
+	wasAway(t, func(w *world, b *overwrites) {
+		time.Sleep(27 * time.Second)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].Legs = all.Attachments[0].Legs[:1] })
+		time.Sleep(10 * time.Second)
+		w.write(0, span(64, 256)...)
+		w.comesBack(0, 1, 2)
+		time.Sleep(5 * time.Minute)
+		if got := w.took(); !slices.Contains(got, joined[1]) || len(w.dirty()) > 0 {
+			t.Errorf("regions %v are copied by the kernel; %q", w.dirty(), got)
+		}
+	})
+}
+
+// A leg of which nobody would believe what is noted joins when all was copied once.
+func TestACopyOfAllEnds(t *testing.T) {
+	alone(t, false, func(w *world) {
+		w.ahead = (&overwrites{}).write(w)
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].RebuildBytesPerSecond = uint64(4 * region) })
+		w.joins(1, 0) // since when is not known
+		for range 10 {
+			w.write(0, span(100, 140)...)
+			time.Sleep(10 * time.Second)
+			if slices.Contains(w.took(), joined[1]) {
+				return
+			}
+		}
+		t.Errorf("the leg has not joined: %v", w.attachment().GetCopies())
+	})
+}
+
+// What is copied again counts once.
+func TestACopyThatBeginsAgainSaysHowMuchThereIs(t *testing.T) {
+	lacksOne(t, 3, false, func(w *world) {
+		w.ahead = func(string, int64, int64) error { return nil }
+		w.change(func(all *pb.InitiatorWanted) { all.Attachments[0].RebuildBytesPerSecond = uint64(4 * region) })
+		l := w.back(0, 2, 1)
+		l.CopyAll, l.CopyAllSince = true, 1
+		w.wants(l)
+		time.Sleep(40 * time.Second)
+		w.fallSilent("t1") // so the column changes
+		time.Sleep(10 * time.Second)
+		if c := w.attachment().GetCopies(); len(c) != 1 || c[0].TotalBytes > uint64(256*region) || c[0].DoneBytes == 0 {
+			t.Errorf("of a leg of 64 MiB it is said %v", c)
+		}
+	})
+}
+
+// An agent that begins without a manager knows a leg that has joined just before the last one ended.
+func TestALegThatHasJoinedAsTheAgentEndsIsKnown(t *testing.T) {
+	wasAway(t, func(w *world, b *overwrites) {
+		w.write(0, span(100, 120)...)
+		w.endsIn("c0", func() { time.Sleep(90 * time.Second) })
+		w.mu.Lock()
+		w.managers = false
+		w.mu.Unlock()
+		w.took()
+		w.stop = w.start()
+		time.Sleep(time.Second)
+		if got := w.took(); slices.Contains(got, "suspend top") && !slices.Contains(got, "resume top") {
+			t.Errorf("I/O is held: %q", got)
 		}
 	})
 }

@@ -67,21 +67,22 @@ const awaitsFor = 5 * time.Second
 
 // copyBegin is how a copy to a leg begins.
 type copyBegin struct {
-	copy   int
-	waits  string           // for what, for people; nothing else that the column needs waits for that. Empty: it begins
-	begun  bool             // the log has what the leg misses since some time
-	logged bool             // it has all writes that the leg misses, but not what was discarded meanwhile
-	asks   bool             // the targets are asked what it lacks beside that
-	all    bool             // everything is copied, whatever the log has
-	track  bool             // first, the log begins with what the leg misses from now on
-	anew   bool             // first, another log begins with that, and what the leg lacks beside it is known
-	lacked *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
-	log    dm.Ref           // with anew: the log that begins; with lacked: the one that gets both
-	before block.Size       // how much was copied before it joins; with anew: how much the log has
-	ahead  bool             // that is under way, so it waits
-	whole  uint64           // as in volume.CopySeen
-	what   string           // what is copied, for people
-	data   string           // the same if that is where there is data
+	copy     int
+	waits    string           // for what, for people; nothing else that the column needs waits for that. Empty: it begins
+	begun    bool             // the log has what the leg misses since some time
+	logged   bool             // it has all writes that the leg misses, but not what was discarded meanwhile
+	asks     bool             // the targets are asked what it lacks beside that
+	all      bool             // everything is copied, whatever the log has
+	track    bool             // first, the log begins with what the leg misses from now on
+	anew     bool             // first, another log begins with that, and what the leg lacks beside it is known
+	lacked   *mirror.LogImage // what it lacked before; nil: the log has it, or it lacks everything
+	revision uint64           // with anew: the leg's
+	log      dm.Ref           // with anew: the log that begins; with lacked: the one that gets both
+	before   block.Size       // how much was copied before it joins; with anew: how much the log has
+	ahead    bool             // that is under way, so it waits
+	whole    uint64           // as in volume.CopySeen
+	what     string           // what is copied, for people
+	data     string           // the same if that is where there is data
 }
 
 // apply changes a wanted column, and what is remembered of its copies, to what begins.
@@ -95,7 +96,7 @@ func (b *copyBegin) apply(t *mirror.Column, slots []slot) {
 		return
 	case b.anew:
 		t.Legs[b.copy].State, t.FromNow, t.Full, t.Log = mirror.Tracked, true, false, b.log
-		slots[b.copy].More, slots[b.copy].Dirty = true, b.before
+		slots[b.copy].More, slots[b.copy].Dirty, slots[b.copy].Begun = true, b.before, b.revision
 	case b.lacked != nil:
 		t.Lacked, t.Log, t.Full = b.lacked, b.log, false
 	case b.all:
@@ -233,15 +234,20 @@ func (b *copyBegin) everything(l *volume.Link) {
 
 // noteBegin notes, before the log of a column begins clean, that it does not have all that the leg lacks.
 func (k *kernelKeeper) noteBegin(column int, b *copyBegin, slots []slot) error {
-	switch {
-	case b == nil, !b.track && !b.anew:
+	if b == nil || !b.track && !b.anew {
 		return nil
-	case b.track:
-		k.memory.forget(column, b.copy)
-	default:
-		k.memory.setSlot(column, b.copy, slots[b.copy])
 	}
-	return k.kernel.note(k.volume, k.memory)
+	was := k.memory.slot(column, b.copy)
+	if b.track {
+		k.memory.forget(column, b.copy)
+		return k.kernel.note(k.volume, k.memory)
+	}
+	k.memory.setSlot(column, b.copy, slots[b.copy])
+	err := k.kernel.note(k.volume, k.memory)
+	if err != nil {
+		k.memory.setSlot(column, b.copy, was)
+	}
+	return err
 }
 
 // asking is an attempt to find out what a leg lacks.

@@ -139,10 +139,12 @@ func (k *kernelKeeper) remember() {
 // links are the legs in the tables at their last change: they are looked at until the manager
 // has said what it wants.
 func (m *memory) links() (all []volume.Link) {
-	for key, s := range m.Slots {
-		l := volume.Link{Leg: s.Leg, NQN: s.NQN, NSID: s.NSID, UUID: s.UUID}
-		if _, err := fmt.Sscanf(key, slotFormat, &l.Column, &l.Copy); err == nil && !l.UUID.IsZero() {
-			all = append(all, l)
+	for _, slots := range []map[string]slot{m.Slots, m.Behind} { // one of the latter may have joined just before the agent ended
+		for key, s := range slots {
+			l := volume.Link{Leg: s.Leg, NQN: s.NQN, NSID: s.NSID, UUID: s.UUID}
+			if _, err := fmt.Sscanf(key, slotFormat, &l.Column, &l.Copy); err == nil && !l.UUID.IsZero() {
+				all = append(all, l)
+			}
 		}
 	}
 	return all
