@@ -41,9 +41,9 @@ console-test: ## test the console in headless Chromium, with axe-core (RUN=TestI
 
 # Scenarios that make test leaves to make e2e: they take most of its time, and most of what they
 # show is shown in user space by unit tests, or by a shorter scenario.
-LONG = ANetworkFails|BadInput|AStaleLegIsRefused|StockHost|ADriveWarnsOfItsEnd|LateWrite|CopiesGoOn|PlainLegsChangeHands|FilesSurviveSnapshotsAndKills|SeveralPaths|BesideTheKernel|RoCE|FilesSurviveDetachAndAttach|Thin|EverythingIsUpgraded|TargetsAreUpgraded|ManagersKilled|PodsVolumeOutlivesTargetAndClient|CachesOfAllCopiesAreLost|Snapshots|Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
+LONG = AgentsKilledAndMachinesReboot|Authentication|ANetworkFails|BadInput|AStaleLegIsRefused|StockHost|ADriveWarnsOfItsEnd|LateWrite|CopiesGoOn|PlainLegsChangeHands|FilesSurviveSnapshotsAndKills|SeveralPaths|BesideTheKernel|RoCE|FilesSurviveDetachAndAttach|Thin|EverythingIsUpgraded|TargetsAreUpgraded|ManagersKilled|PodsVolumeOutlivesTargetAndClient|CachesOfAllCopiesAreLost|Snapshots|Replaced|Shared|VolumeGrowsWithoutATarget|FileSystemsGrow|CrossAttach|StoreRebuiltFromDrives
 ACROSS = TestLinuxHostOnOurTarget|TestOurHostOnLinuxTarget# our host on our target is a unit test; Linux on Linux tests the suite
-HARNESS = TestKernelFiveMachinesBootSideBySide|TestKernelNetwork/throughput# what the machines can do, on which no other test depends
+HARNESS = TestKernelFiveMachinesBootSideBySide|TestKernelNetwork|TestKernelNoMachineOutlivesTheTest# what the machines can do, on which no other test depends
 test: install ## run lint, unit tests, the demo, kernel suites and part of the scenarios in virtual machines; make e2e runs all scenarios
 	@e2e/verdict.sh "make test" $(MAKE) --no-print-directory PAIRS='$(ACROSS)' LESS='$(HARNESS)' SKIP='$(LONG)' lint unit demo-test kernel-and-interop e2e
 

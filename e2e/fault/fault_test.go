@@ -27,7 +27,7 @@ import (
 )
 
 var (
-	faults  = flag.Int("faults", 480, "how many faults, over all clusters")
+	faults  = flag.Int("faults", 240, "how many faults, over all clusters")
 	seed    = flag.Uint64("seed", 0, "of one run, to see it again; 0: some runs from -first on")
 	first   = flag.Uint64("first", 1, "seed of the first run")
 	members = flag.Int("managers", 0, "how many managers there are, 1 or 3; 0: that depends on the seed")
