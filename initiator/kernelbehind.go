@@ -60,10 +60,7 @@ func (k *kernelKeeper) beginAnew(w *volume.Wanted, s *seen, o volume.SetColumn, 
 	}
 	log, err := k.kernel.makeLog(c.spare.file)
 	if err == nil {
-		err = k.kernel.keepBehind(k.volume, o.Column, left) // it may be all that has what the log before had
-	}
-	if err == nil {
-		err = k.kernel.writeLog(c.spare.file, mirror.CleanLog(c.Regions()))
+		err = k.keepAll(c, o.Column, left)
 	}
 	if err != nil {
 		k.log.Warn("the kernel copies what a leg missed, as fast as it can", "column", o.Column, "err", err)
@@ -80,12 +77,19 @@ func (k *kernelKeeper) keep(c *columnSeen, column, copy int, leg block.LegID, le
 	if slot := k.memory.slot(column, copy); !slot.More || slot.Leg != leg {
 		return nil
 	}
-	err := k.kernel.keepBehind(k.volume, column, left)
-	if err == nil {
-		err = k.kernel.writeLog(c.spare.file, mirror.CleanLog(left.Regions()))
-	}
+	err := k.keepAll(c, column, left)
 	if err != nil {
 		k.log.Warn("the kernel copies what a leg lacks, as fast as it can", "column", column, "err", err)
+	}
+	return err
+}
+
+// keepAll has the file beside the logs have all, and then the log before nothing: until then, that may be the only one
+// that has it.
+func (k *kernelKeeper) keepAll(c *columnSeen, column int, all mirror.LogImage) error {
+	err := k.kernel.keepBehind(k.volume, column, all)
+	if err == nil {
+		err = k.kernel.writeLog(c.spare.file, mirror.CleanLog(all.Regions()))
 	}
 	return err
 }

@@ -291,7 +291,7 @@ func TestWhatCannotBeKeptIsNotForgotten(t *testing.T) {
 		w.endsIn("c0", func() { // as the leg joins
 			w.stop = w.start()
 			time.Sleep(3 * time.Second)
-			for _, file := range append([]string{k.behindFile(w.volume, 0)}, k.logFiles(w.volume, 0)[0], k.logFiles(w.volume, 0)[1]) {
+			for _, file := range []string{k.behindFile(w.volume, 0), k.logFiles(w.volume, 0)[0], k.logFiles(w.volume, 0)[1]} {
 				image, err := k.readLog(file, lacks.Regions())
 				if err == nil {
 					lacks, err = lacks.Merge(image)

@@ -155,10 +155,7 @@ func (b *bench) reach(c mirror.Column) {
 		b.must(err)
 		for _, s := range steps {
 			if s.Log != nil {
-				file := b.logFile
-				if s.Log.Device != dm.RefTo(b.log.Number) {
-					file = b.secondFile
-				}
+				file, _ := b.logFiles(s.Log.Device)
 				b.writeTo(file, s.Log.Image)
 				continue
 			}
@@ -171,10 +168,7 @@ func (b *bench) reach(c mirror.Column) {
 			if s.Lacked != nil {
 				do = func() error {
 					return b.client.DoWith(*s.DM, func() error {
-						to, from := b.secondFile, b.logFile
-						if c.Log == dm.RefTo(b.log.Number) {
-							to, from = from, to
-						}
+						to, from := b.logFiles(c.Log)
 						b.writeTo(to, must2(b.readFrom(from).Merge(*s.Lacked)))
 						return nil
 					})
@@ -197,6 +191,14 @@ func must2[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// logFiles are the file under a log, and the one under the other log.
+func (b *bench) logFiles(log dm.Ref) (file, other string) {
+	if log == dm.RefTo(b.log.Number) {
+		return b.logFile, b.secondFile
+	}
+	return b.secondFile, b.logFile
 }
 
 func (b *bench) writeLog(image mirror.LogImage) { b.writeTo(b.logFile, image) }
