@@ -84,13 +84,14 @@ func (t *throttle) look(during, without Sample, speed block.Size) {
 }
 
 // Times of Background. While users' IO is served, the work rests from time to time, to find out
-// what the IO takes without it. A rest is long enough for a few IOs, and takes
-// less than a tenth of the time.
+// what the IO takes without it. A rest begins when the steps under way have ended, is long enough for a few IOs,
+// and takes less than a tenth of the time.
 const (
 	lookEvery = 250 * time.Millisecond
 	leastRest = 20 * time.Millisecond
 	mostRest  = 200 * time.Millisecond
-	workRests = 10 // how much longer the work goes on than it rests
+	workRests = 10          // how much longer the work goes on than it rests
+	mostDrain = time.Second // for the steps under way to end, before a rest; a drive may hang
 	watching  = 2 * time.Second
 )
 
@@ -117,6 +118,8 @@ type Background struct {
 	looked   int64
 	moved    int64 // since the last look
 	users    bool  // users' IO was served before the last look
+	drains   int64 // since when no step begins, so that those under way end and a rest can begin; 0: they may begin
+	length   int64 // of that rest
 	rest     int64 // the end of the rest under way, or of the last one
 	resumed  int64 // when the next one begins
 }
@@ -158,8 +161,11 @@ func (b *Background) Served(began, now int64) {
 func (b *Background) Begin(now int64) (wait time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if now < b.rest {
-		return time.Duration(b.rest - now)
+	if b.drains != 0 && now-b.drains >= int64(mostDrain) {
+		b.rested(now)
+	}
+	if pause := b.pause(now); pause > 0 {
+		return pause
 	}
 	b.last.Store(now)
 	b.busy++
@@ -191,15 +197,28 @@ func (b *Background) End(own *Limiter, began, now, n int64) time.Duration {
 	b.busy--
 	b.moved += n
 	b.look(now)
-	if b.users && now >= b.resumed {
-		length := int64(min(max(leastRest, 2*time.Duration(now-began)), mostRest))
-		b.rest, b.resumed = now+length, now+(workRests+1)*length
+	if b.users && now >= b.resumed && b.drains == 0 {
+		b.drains, b.length = now, int64(min(max(leastRest, 2*time.Duration(now-began)), mostRest))
 	}
-	if b.busy == 0 && now < b.rest {
+	if b.busy == 0 && b.drains != 0 {
+		b.rested(now + b.length)
 		b.count(&b.during)
 		b.quiet.Store(now)
 	}
-	return max(own.wait(began, now, n), b.slowed.wait(began, now, n), time.Duration(b.rest-now))
+	return max(own.wait(began, now, n), b.slowed.wait(began, now, n), b.pause(now))
+}
+
+// rested sets the end of a rest, and when the next one begins. b.mu is locked.
+func (b *Background) rested(end int64) {
+	b.rest, b.resumed, b.drains = end, end+workRests*(end-b.drains), 0
+}
+
+// pause is how long no step may begin. b.mu is locked.
+func (b *Background) pause(now int64) time.Duration {
+	if b.drains != 0 {
+		return leastRest // then the steps under way may have ended
+	}
+	return time.Duration(max(0, b.rest-now))
 }
 
 // SetRate changes the rate of a job.

@@ -115,3 +115,58 @@ func TestUsersIOIsToldAsCounts(t *testing.T) {
 		t.Errorf("users' I/O is said to take %v without the work, want about 1ms", b.throttle.alone)
 	}
 }
+
+// Several steps go on at a time, which last longer than a rest and do not end together. What users' I/O takes without
+// them is learned nevertheless. A step that hangs stops neither the others nor, once it has ended, that.
+func TestARestBeginsWhenAllStepsHaveEnded(t *testing.T) {
+	const ms, span = int64(time.Millisecond), 60_000 // in ms
+	for _, hangs := range []int64{0, 20_000} {       // for so long, one more step is under way
+		r := rand.New(rand.NewPCG(11, 11))
+		var b Background
+		var none Limiter
+		var lanes [4]struct{ began, next int64 } // began is 0 between steps
+		if hangs > 0 {
+			b.Begin(ms)
+		}
+		worked, learned, longest := int64(0), hangs, int64(0) // worked: by all lanes; when users' I/O was last seen without the work
+		for now := int64(1); now < span; now++ {
+			busy := int64(0)
+			for i := range lanes {
+				l := &lanes[i]
+				if now < l.next {
+				} else if l.began != 0 {
+					l.next, l.began = now+max(1, int64(b.End(&none, l.began*ms, now*ms, 64<<20))/ms), 0
+				} else if pause := b.Begin(now * ms); pause > 0 {
+					l.next = now + max(1, int64(pause)/ms)
+				} else {
+					l.began, l.next = now, now+300+r.Int64N(600)
+				}
+				if l.began != 0 {
+					busy++
+				}
+			}
+			if worked += busy; now == hangs {
+				b.End(&none, ms, now*ms, 0)
+			}
+			took := ms // of an I/O that ends now
+			if busy > 0 {
+				took = 3 * ms / 2
+			}
+			if b.Served(now*ms-took, now*ms); b.quiet.Load() != 0 {
+				learned = max(learned, now)
+			}
+			longest = max(longest, now-learned)
+		}
+		b.mu.Lock()
+		if alone := b.throttle.alone; alone < 900*time.Microsecond || alone > 1100*time.Microsecond {
+			t.Errorf("users' I/O is said to take %v without the work, want 1ms", alone)
+		}
+		b.mu.Unlock()
+		if share := float64(worked) / span / float64(len(lanes)); share < 0.8 {
+			t.Errorf("the steps were under way for %.2f of the time", share)
+		}
+		if longest > 12_000 {
+			t.Errorf("users' I/O was not seen without the work for %d ms", longest)
+		}
+	}
+}
