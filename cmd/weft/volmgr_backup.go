@@ -27,7 +27,9 @@ func newVolmgrBackup(g *cli.Globals) *cobra.Command {
 		Use:   "backup FILE",
 		Short: "Write a consistent copy of a running manager's store to a file",
 		Long: `Ask the running volume manager for a copy of its store and write it to FILE. The
-file appears only when it is complete and on disk. An older file is replaced.`,
+file appears only when it is complete and on disk. An older file is replaced.
+With "-" the copy goes to the standard output: it is whole only if the command
+succeeds, and who may read it is up to you.`,
 		Example: "  weft volmgr backup /var/backups/weft-$(date +%F)",
 		Args:    cli.Takes("FILE"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
@@ -37,6 +39,13 @@ file appears only when it is complete and on disk. An older file is replaced.`,
 }
 
 func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out *cli.Output) error {
+	if path == "-" {
+		n, err := receiveBackup(ctx, api, out.Stdout)
+		if err == nil {
+			out.Say("wrote %s", cli.Size(uint64(n)))
+		}
+		return err
+	}
 	if _, err := os.Stat(filepath.Dir(path)); err != nil { // otherwise the error names a temporary file
 		return fmt.Errorf("write the backup %s: %w", path, err)
 	}
@@ -44,9 +53,6 @@ func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out
 	// Only the owner may read a store.
 	err := durable.Fill(path, 0o600, func(w io.Writer) (err error) {
 		n, err = receiveBackup(ctx, api, w)
-		if _, notLeader := pb.NotLeader(err); notLeader && n == 0 { // the connection is to the leader now
-			n, err = receiveBackup(ctx, api, w)
-		}
 		return err
 	})
 	if err != nil {
@@ -57,6 +63,14 @@ func runVolmgrBackup(ctx context.Context, api pb.ManagerClient, path string, out
 }
 
 func receiveBackup(ctx context.Context, api pb.ManagerClient, w io.Writer) (n int64, err error) {
+	n, err = receiveCopy(ctx, api, w)
+	if _, notLeader := pb.NotLeader(err); notLeader && n == 0 { // the connection is to the leader now
+		n, err = receiveCopy(ctx, api, w)
+	}
+	return n, err
+}
+
+func receiveCopy(ctx context.Context, api pb.ManagerClient, w io.Writer) (n int64, err error) {
 	stream, err := api.Backup(ctx, &pb.BackupRequest{})
 	if err != nil {
 		return 0, err
@@ -83,7 +97,9 @@ func newVolmgrRestore(g *cli.Globals) *cobra.Command {
 		Use:   "restore FILE",
 		Short: "Restore a backup into an empty directory",
 		Long: `Restore a file of "weft volmgr backup" into a directory that is empty or does not
-exist yet. Then start a manager on the directory.
+exist yet. Then start a manager on the directory. In a closed cluster it needs
+the authority's keys as well, which are in no backup: put your copy of them at
+DIR.keys, beside the directory.
 
 A backup is older than the cluster: a copy that became stale since then may be
 recorded as good in it. So each volume comes up detached and waits for the labels

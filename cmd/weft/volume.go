@@ -109,7 +109,7 @@ func (o *volumeCreateOptions) flags() *pflag.FlagSet {
 	f.StringVar(&o.pool, block.PropertyPool.Flag, block.DefaultPool, "`pool` of drives to place the volume on")
 	f.StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a column")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, block.PropertyAuthentication.Default, "whether hosts and targets prove their identities to one another, as a `word`: require, prefer (wherever both can), or off")
-	f.BoolVar(&o.integrity, block.PropertyIntegrity.Flag, false, "keep a checksum of each block on the drives, and check it with each read; needs targets with the user-space data path")
+	f.BoolVar(&o.integrity, block.PropertyIntegrity.Flag, false, "keep a checksum of each block on the drives, and check it with each read")
 	f.BoolVar(&o.thin, block.PropertyThin.Flag, false, "take space only where the volume is written")
 	f.StringVar(&o.from, "from", "", "`snapshot` that the volume begins as, such as db1@mon; the volume is thin")
 	f.StringArrayVar(&o.labels, block.PropertyLabels.Flag, nil, "`key=value`; may be repeated")

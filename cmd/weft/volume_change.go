@@ -180,14 +180,14 @@ func newVolumeSet(g *cli.Globals) *cobra.Command {
 		}),
 	}
 	f := cmd.Flags()
-	f.Uint32Var(&o.copies, "copies", 0, "how many copies of the data, on different drives, 1 to 3; `0` leaves them as they are")
+	f.Uint32Var(&o.copies, "copies", 0, "`number` of copies of the data, on different drives, 1 to 3; 0 leaves them as they are")
 	f.StringArrayVar(&o.labels, "label", nil, "`key=value` to set, or key- to remove; may be repeated")
-	f.StringVar(&o.formatted, "formatted", "", "`none` states that nothing on the volume is needed, so that Kubernetes may format it")
+	f.StringVar(&o.formatted, "formatted", "", "`word`: none states that nothing on the volume is needed, so that Kubernetes may format it")
 	f.StringVar(&o.every, "scrub-every", "", "compare the copies that often: a `time` such as 7d or 12h, from 1h; \"off\" for never")
 	f.StringVar(&o.rate, "scrub-rate", "", "most that such a scrub reads of each leg in a second, as a `size` from 64KiB; \"off\" for no limit")
 	f.StringVar(&o.rebuildRate, "rebuild-rate", "", "most that is copied to legs in a second, as a `size` from 1MiB; \"off\" for no limit")
 	f.StringVar(&o.authentication, block.PropertyAuthentication.Flag, "", "whether hosts and targets prove their identities to one another from the next attach on, as a `word`: require, prefer (wherever both can), or off")
-	f.Uint32Var(&o.paths, "paths", 0, "through how many portals at a time a host's kernel reaches each leg, 1 or 2; `0` leaves them as they are")
+	f.Uint32Var(&o.paths, "paths", 0, "`number` of portals through which a host's kernel reaches each leg at a time, 1 or 2; 0 leaves it as it is")
 	f.BoolVar(&o.lateWrites, "accept-late-writes", false, "with --paths: a write on a path that fails may replace a newer one that was acknowledged")
 	return cmd
 }

@@ -99,6 +99,7 @@ func TestTheProgramAndItsServicesAreWhereTheSystemLooks(t *testing.T) {
 		"/usr/share/doc/weft/copyright":                       0o644,
 		"/usr/share/doc/weft/licences/go/LICENSE":             0o644,
 		"/usr/share/doc/weft/docs/operations.md":              0o644,
+		"/usr/share/doc/weft/docs/images/walk-1-healthy.png":  0o644,
 	}
 	zsh := map[string]string{"deb": "/usr/share/zsh/vendor-completions/_weft", "rpm": "/usr/share/zsh/site-functions/_weft"}
 	each(t, func(t *testing.T, kind string, p *pack) {

@@ -234,16 +234,13 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			e.Waits = append(e.Waits, fmt.Sprintf("%v to be copied: %s", l, s.copyingWaits(v, l)))
 		case l.State == LegStale:
 			e.Waits = append(e.Waits, fmt.Sprintf("rebuild of %v: %s", l, s.rebuildWaits(v, l)))
-			switch {
-			case !s.targetOnline(l.Node):
-				e.Actions = append(e.Actions, s.bringBack(l.Node))
-			case l.Failures > 0:
-				e.Actions = append(e.Actions, checkDrive(l))
-			}
+			e.Actions = append(e.Actions, s.staleActions(l)...)
 		case l.State == LegRebuilding:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to copy %v%s", v.copier().Node, l, s.copying(v, l)))
 		case s.asked[v.ID][l.ID] != "" && v.Attachment != nil:
 			e.Waits = append(e.Waits, fmt.Sprintf("host %s to leave out %v: %s", v.Attachment.Node, l, s.asked[v.ID][l.ID]))
+		case l.trusted() && !s.servable(l):
+			s.explainAway(e, v, l)
 		}
 	}
 	s.explainSpace(e, v)
@@ -257,6 +254,41 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 			waits, actions = s.lackingWaits(v, c)
 		}
 		e.Waits, e.Actions = append(e.Waits, waits...), append(e.Actions, actions...)
+	}
+}
+
+// staleActions is what to do about a stale leg.
+func (s *State) staleActions(l *Leg) []string {
+	switch {
+	case !s.targetOnline(l.Node):
+		return []string{s.bringBack(l.Node)}
+	case l.Failures > 0 || s.driveAway(l):
+		return []string{checkDrive(l)}
+	}
+	return nil
+}
+
+// driveAway reports whether a leg's target is there without its drive.
+func (s *State) driveAway(l *Leg) bool {
+	d := s.drives[l.Drive]
+	return s.targetOnline(l.Node) && (d == nil || d.State == DriveMissing || d.State == DriveFailed)
+}
+
+// explainAway covers a leg in sync that cannot be reached, while the others of its column can.
+func (s *State) explainAway(e *Explanation, v *Volume, l *Leg) {
+	if !v.Layout.Group().Readable(s.serving(v)[l.Column]) {
+		return // explainColumn covers it
+	}
+	switch {
+	case !s.targetOnline(l.Node):
+		e.Waits = append(e.Waits, fmt.Sprintf("%v: target %s, which is offline", l, l.Node))
+		e.Actions = append(e.Actions, s.bringBack(l.Node))
+	case s.driveAway(l):
+		e.Waits = append(e.Waits, fmt.Sprintf("%v: its drive, which is not ready%s", l, s.driveReason(l)))
+		e.Actions = append(e.Actions, checkDrive(l))
+		if d := s.drives[l.Drive]; d != nil && d.Leaving == "" {
+			e.Actions = append(e.Actions, fmt.Sprintf("if the drive of %v is gone for good: weft drive evict %s", l, l.Drive))
+		}
 	}
 }
 

@@ -233,6 +233,12 @@ func NewReport(err error) Report {
 		return r
 	}
 	r.Error = s.Message()
+	if inner, wrapped := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err); wrapped { // the message of a wrapped one has the words of gRPC
+		r.Error = strings.Replace(r.Error, inner.Error(), inner.GRPCStatus().Message(), 1)
+	}
 	object := r.Error // of an error of our own, which begins with what it is about
 	for _, detail := range s.Details() {
 		switch d := detail.(type) {
@@ -310,6 +316,8 @@ func flagOf(field string) string {
 		return "DRIVE"
 	case "device":
 		return "DEVICE"
+	case "seconds":
+		return "--for"
 	}
 	if strings.HasPrefix(field, "snapshots[") {
 		return "VOLUME@NAME"

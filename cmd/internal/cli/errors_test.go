@@ -42,6 +42,14 @@ func TestErrorsAreToldWithHintsAndExitCodes(t *testing.T) {
 		want: "weft: error: volume db1: not found\nweft: hint: `weft volume list` lists the volumes that exist\n",
 		json: `{"error":"volume db1: not found","hints":["` + "`weft volume list`" + ` lists the volumes that exist"],"exit_code":3}`, code: 3,
 	}, {
+		err:  fmt.Errorf("log in: %w", answer(t, codes.FailedPrecondition, "the token was used")),
+		want: "weft: error: log in: the token was used\n",
+		json: `{"error":"log in: the token was used","exit_code":5}`, code: 5,
+	}, {
+		err:  answer(t, codes.InvalidArgument, "seconds: 200h0m0s; a token is good for 168h0m0s at most", field("seconds", "seconds: 200h0m0s; a token is good for 168h0m0s at most")),
+		want: "weft: error: --for: 200h0m0s; a token is good for 168h0m0s at most\n",
+		json: `{"error":"--for: 200h0m0s; a token is good for 168h0m0s at most","fields":{"--for":"200h0m0s; a token is good for 168h0m0s at most"},"exit_code":2}`, code: 2,
+	}, {
 		err:  answer(t, codes.NotFound, "device /dev/sdb on node t1: not found", info("", map[string]string{"hint": "look there"})),
 		want: "weft: error: device /dev/sdb on node t1: not found\nweft: hint: look there\n",
 		json: `{"error":"device /dev/sdb on node t1: not found","hints":["look there"],"exit_code":3}`, code: 3,

@@ -24,7 +24,7 @@ func (o *Options) AddFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.LogFormat, "log-format", "text", "`format` of the log on stderr: text or json")
 	f.StringVar(&o.LogLevel, "log-level", "info", "lowest `level` that is logged: debug, info, warn or error")
-	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on: 9480 for this machine alone, :9480 over TLS for everyone with a certificate of the cluster; off if not given")
+	f.StringVar(&o.MetricsListen, "metrics-listen", "", "`address` to serve /metrics and /healthz on: 9480 for this machine alone, :9480 over TLS for people of the cluster; off if not given")
 }
 
 // Logger returns a logger to w as the flags say.

@@ -94,7 +94,7 @@ func volumeAlerts() []Alert {
 			Expression: worst(fmt.Sprintf("%[1]s > 0 and changes(%[1]s[10m]) == 0", metric.RebuildLeftBytes)), For: 10 * time.Minute, Severity: Warning,
 			Summary:     "A rebuild of volume {{ $labels.volume }} does not move",
 			Description: "{{ $value | humanize1024 }}B are left to copy, and nothing was copied for 10 minutes.",
-			Explain:     explainVolume, Runbook: "how-fast-legs-are-copied",
+			Explain:     explainVolume, Runbook: "volumes",
 		},
 		{
 			Name: "WeftCopiesDiffer", Expression: worst(metric.ScrubOpenRanges) + " > 0", Severity: Warning,
@@ -259,7 +259,7 @@ func managerAlerts() []Alert {
 			Name: "WeftUpgradeUnfinished", Expression: worst(metric.Versions) + " > 1 or " + worst(metric.Level) + " < " + worst(metric.NewestLevel), For: 24 * time.Hour, Severity: Warning,
 			Summary:     "An upgrade was not finished",
 			Description: "For a day, managers and agents have run different versions, or the cluster's level was not raised. `weft upgrade status` says what is left to do.",
-			Explain:     explainCluster, Runbook: "everyday-tasks",
+			Explain:     explainCluster, Runbook: "manager-and-agents",
 		},
 	}
 }

@@ -226,7 +226,7 @@ func (f Facts) ofInitiator(s *Step) {
 		}
 	}
 	if len(uses) > 0 {
-		s.Does = append(s.Does, "in user space its devices end with it, so unmount them first ("+some(uses)+"); in the kernel they go on")
+		s.Does = append(s.Does, "in user space the I/O of its devices waits for the next agent, so unmount those that cannot wait ("+some(uses)+"); in the kernel they go on")
 	}
 	s.Does = append(s.Does, f.install(*s), "it is back with "+f.To)
 }
