@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -94,12 +95,13 @@ would be made as things are now are listed.`,
 	f.BoolVar(&o.dryRun, "dry-run", false, "list the moves and change nothing")
 	f.BoolVar(&o.stop, "stop", false, "begin no more moves")
 	f.Uint32Var(&o.maxMoves, "max-moves", 0, "end after `N` moves; 0 for as many as it takes")
-	cmd.MarkFlagsMutuallyExclusive("dry-run", "stop")
-	cmd.MarkFlagsMutuallyExclusive("max-moves", "stop")
 	return cmd
 }
 
 func runPoolRebalance(ctx context.Context, api pb.ManagerClient, o poolRebalanceOptions, out *cli.Output) error {
+	if o.stop && (o.dryRun || o.maxMoves != 0) {
+		return cli.UsageError{Err: errors.New("--stop ends moves, so it goes without --dry-run and --max-moves"), Hint: "give one of them"}
+	}
 	r, err := api.RebalancePool(ctx, &pb.RebalancePoolRequest{Pool: o.pool, Stop: o.stop, DryRun: o.dryRun, MaxMoves: o.maxMoves})
 	if err != nil {
 		return err

@@ -339,10 +339,8 @@ func toCopy(v *pb.Volume) string {
 	switch {
 	case n <= 0:
 		return ""
-	case v.GetSealed() != nil:
+	case v.GetSealed() != nil || v.GetAttachment() == nil:
 		return fmt.Sprintf("; legs that a host copies while it is detached: %d", n)
-	case v.GetAttachment() == nil:
-		return fmt.Sprintf("; legs that are copied when it is attached: %d", n)
 	}
 	return fmt.Sprintf("; legs that its host copies now: %d", n)
 }

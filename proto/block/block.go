@@ -17,6 +17,9 @@ import (
 // ExtentSize is the unit in which drives are carved into legs: 256 MiB.
 const ExtentSize Size = 256 * MiB
 
+// LeastDrive is the size of the smallest drive that is taken.
+const LeastDrive = 2 * ExtentSize
+
 // CheckedData is the data in an extent that also holds checksums, see package target/integrity.
 const CheckedData Size = 255 * MiB
 

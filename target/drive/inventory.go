@@ -179,8 +179,8 @@ func refusal(f found, r reading) string {
 		return "read-only"
 	case f.zoned:
 		return "zoned"
-	case size < MinSize:
-		return fmt.Sprintf("too small: %s, at least %v are needed", size.Short(), MinSize)
+	case size < block.LeastDrive:
+		return fmt.Sprintf("too small: %s, at least %v are needed", size.Short(), block.LeastDrive)
 	case r.err != nil:
 		return r.err.Error()
 	case len(f.Signatures) == 0 || errors.Is(r.contents.err, ErrUnfinished):

@@ -209,7 +209,7 @@ func TestADeviceThatIsInUseIsRefused(t *testing.T) {
 		"/dev/sdd":  "in use: dm-0 (vg-root)",
 		"/dev/sde":  "read-only",
 		"/dev/sdf":  "zoned",
-		"/dev/sdg":  "too small: 1MiB, at least 272MiB are needed",
+		"/dev/sdg":  "too small: 1MiB, at least 512MiB are needed",
 		"/dev/sdh":  "has partitions: sdh1, sdh2",
 		"/dev/sdh1": "",
 		"/dev/sdh2": "",

@@ -869,7 +869,7 @@ func (s *State) fenceWaits(v *Volume) []string {
 		on := s.targets[l.Node]
 		online := on != nil && on.status.Online
 		switch {
-		case online && on.exported.Has(l.ID):
+		case online && on.exported.Has(l.ID) && !v.copiesFrom(l): // else a target reads it
 			waits = append(waits, fmt.Sprintf("target %s to remove its export", l.Node))
 		case !s.waitsForFence(v, l, fenced[l.Column]):
 		case !online:

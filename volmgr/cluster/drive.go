@@ -280,8 +280,8 @@ func (s *State) usable(in AddDrive, dev Device) error {
 			hint("to erase it: `weft drive add %s %s --force-erase %s`", in.Node, dev.Path, quote(word)).with("force_erase", word)
 	case in.ForceErase != word:
 		return refused(ReasonForeignData, object, "holds %s, not %q", orNothing(word), in.ForceErase).with("force_erase", word)
-	case dev.Size < 2*block.ExtentSize:
-		return refused(ReasonDeviceUnusable, object, "%v is too small", dev.Size)
+	case dev.Size < block.LeastDrive:
+		return refused(ReasonDeviceUnusable, object, "%v is too small: at least %v are needed", dev.Size, block.LeastDrive)
 	}
 	return nil
 }

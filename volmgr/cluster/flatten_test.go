@@ -140,7 +140,7 @@ func TestACloneIsFlattened(t *testing.T) {
 	if c.flattening() || c.Flatten.Ended.IsZero() || !c.Flatten.Since.Equal(since) || c.CloneOf != "db1@mon" {
 		t.Fatalf("it is %+v", c.Flatten)
 	}
-	if text, _ := explained(t, w, "c"); !strings.Contains(text, "it needs nothing of the snapshot") || strings.Contains(text, "shares") {
+	if text, _ := explained(t, w, "c"); !strings.Contains(text, "it needs no snapshot of another volume") || strings.Contains(text, "shares") {
 		t.Errorf("explained as\n%s", text)
 	}
 	for _, target := range w.targets {

@@ -363,17 +363,46 @@ func (s *State) Status() Status {
 			st.VolumesDegraded++
 			degraded = append(degraded, fmt.Sprintf("volume %s is %s: see `weft explain volume %s`", v.Name, strings.ToLower(string(v.Health)), v.Name))
 		}
+		waits := s.fullSince(&v)
 		for _, a := range v.attachments() {
 			if a.WaitingFor != "" {
-				degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, a.WaitingFor))
+				waits = a.WaitingFor
 			}
 		}
+		if waits != "" {
+			degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, waits))
+		}
 	}
+	degraded = append(degraded, s.wrongSnapshots()...)
 	st.Wrong = slices.Concat(awaited, st.Wrong, s.wrongTerms(), s.wrongAgents(), s.wrongDrives(), nodes, drives, s.wrongCopies(), degraded, s.unknown())
 	if extra := len(st.Wrong) - maxWrong; extra > 0 {
 		st.Wrong = append(st.Wrong[:maxWrong], fmt.Sprintf("and %d more", extra))
 	}
 	return st
+}
+
+// fullSince is what writes of a volume wait for that need space: a host says so only while one waits.
+func (s *State) fullSince(v *Volume) string {
+	for i := range v.Legs {
+		if l := &v.Legs[i]; s.fullLegs[l.ID] && l.State == LegInSync {
+			return fmt.Sprintf("space for %v: its drive is full", l)
+		}
+	}
+	return ""
+}
+
+// wrongSnapshots are the snapshots that lack copies, one sentence each.
+func (s *State) wrongSnapshots() (wrong []string) {
+	for name, id := range s.byName.After("") {
+		v := s.volumes.Get(id)
+		if !v.IsSnapshot() {
+			continue
+		}
+		if health := s.health(v); health == Degraded || health == Unavailable {
+			wrong = append(wrong, fmt.Sprintf("snapshot %s is %s: see `weft explain snapshot %s`", name, strings.ToLower(string(health)), name))
+		}
+	}
+	return wrong
 }
 
 // unknown reports volumes that are on drives but not in this store: they were created after

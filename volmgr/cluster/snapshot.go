@@ -1131,7 +1131,7 @@ func (s *State) explainFlattening(e *Explanation, v *Volume) {
 	case x == nil:
 		return
 	case !v.flattening():
-		e.Facts = append(e.Facts, fmt.Sprintf("it was flattened at %s: it needs nothing of the snapshot as which it began", x.Ended.Format(time.RFC3339)))
+		e.Facts = append(e.Facts, fmt.Sprintf("it was flattened at %s: it needs no snapshot of another volume", x.Ended.Format(time.RFC3339)))
 		return
 	}
 	fact := "it is being flattened: what it shares with other volumes is copied"
@@ -1184,8 +1184,8 @@ func (s *State) explainSnapshot(e *Explanation, v *Volume) {
 	e.Waits = append(e.Waits, s.takingWaitsOf(x.Members, s.volumes.Get)...)
 }
 
-// SnapshotsAfter yields the snapshots after a name, by name; of is the volume whose snapshots are listed,
-// name or id; empty: all.
+// SnapshotsAfter yields the snapshots after a name, by name; of is the volume whose snapshots are listed, or one
+// snapshot, name or id; empty: all.
 func (s *State) SnapshotsAfter(of, after string) (iter.Seq2[string, Volume], error) {
 	var origin *Volume
 	if of != "" {
@@ -1197,7 +1197,7 @@ func (s *State) SnapshotsAfter(of, after string) (iter.Seq2[string, Volume], err
 	return func(yield func(string, Volume) bool) {
 		for name, id := range s.byName.After(after) {
 			v := s.volumes.Get(id)
-			if v.IsSnapshot() && (origin == nil || v.Snapshot.Volume == origin.ID) && !yield(name, s.volumeView(v)) {
+			if v.IsSnapshot() && (origin == nil || v.Snapshot.Volume == origin.ID || v.ID == origin.ID) && !yield(name, s.volumeView(v)) {
 				return
 			}
 		}

@@ -1340,6 +1340,9 @@ func TestSnapshotsAreNotCopiedBeforeTheirLevel(t *testing.T) {
 	if e, err := w.s.Explain("db1@mon"); err != nil || !strings.Contains(strings.Join(e.Actions, "\n"), "weft upgrade finish") {
 		t.Errorf("it is explained as %+v, %v", e, err)
 	}
+	if wrong := strings.Join(w.s.Status().Wrong, "\n"); !strings.Contains(wrong, "snapshot db1@mon is degraded") {
+		t.Errorf("status says %q", wrong)
+	}
 	if err := w.step(DrainDrive{Drive: v.Legs[0].Drive}); !isReason(err, ReasonDriveInUse) {
 		t.Errorf("a drain of its drive: %v", err)
 	}

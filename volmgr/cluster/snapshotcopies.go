@@ -47,6 +47,11 @@ type LegCopy struct {
 	Began time.Time      `json:"began,omitzero"`
 }
 
+// copiesFrom reports whether another leg of a snapshot is being copied from one.
+func (v *Volume) copiesFrom(l *Leg) bool {
+	return slices.ContainsFunc(v.Legs, func(o Leg) bool { return o.Copying != nil && o.Copying.From == l.ID })
+}
+
 const (
 	// copiesLook is how often noteCopies looks.
 	copiesLook = 5 * time.Second

@@ -389,6 +389,9 @@ func TestAFullDriveIsToldOnce(t *testing.T) {
 	x.full = true
 	told(event.VolumeFull)
 	explained("space for leg 0.0")
+	if wrong := strings.Join(x.s.Status().Wrong, "\n"); !strings.Contains(wrong, "volume thin waits for space for leg 0.0") {
+		t.Errorf("status says %q", wrong)
+	}
 	if v, err := x.s.Volume("thin"); err != nil || !strings.Contains(v.Legs[0].Reason, "its drive is full") || v.Health != Healthy {
 		t.Errorf("the leg says %q, and the volume is %v, %v", v.Legs[0].Reason, v.Health, err)
 	}

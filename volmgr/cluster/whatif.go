@@ -433,6 +433,8 @@ func (p *play) noPlace(old, v *Volume, column int) string {
 		return "the volume was restored from a backup and its copies are not judged yet"
 	case v.Layout.Group().Members == 1:
 		return "the volume has a single copy"
+	case v.IsSnapshot():
+		return "a target copies it again where there is room, which is not played here"
 	case !v.replaceable():
 		return "its legs cannot be made again elsewhere"
 	case !v.Layout.Group().Readable(left):

@@ -57,6 +57,8 @@ var (
 	ErrCut = errors.New("the stream is cut off: its end is missing")
 	// ErrCorrupt is returned for a stream in which something has changed.
 	ErrCorrupt = errors.New("the stream is damaged")
+	// ErrMore is returned for what follows a whole stream.
+	ErrMore = errors.New("more follows the end of the stream: import each stream by itself")
 	// ErrNotArchive is returned for something else.
 	ErrNotArchive = errors.New("not a stream of `weft snapshot export`")
 )
@@ -195,6 +197,18 @@ func cut(err error) error {
 
 // Header is what the stream says of itself.
 func (r *Reader) Header() Header { return r.h }
+
+// Ended says whether nothing follows the stream, after Next has found its end: the input may be two streams, of which
+// only the first was read.
+func (r *Reader) Ended() error {
+	switch _, err := io.ReadFull(r.r, make([]byte, 1)); {
+	case err == nil:
+		return ErrMore
+	case !errors.Is(err, io.EOF):
+		return err
+	}
+	return nil
+}
 
 // Next returns the next range; io.EOF at the stream's end, which says that all of it was good.
 func (r *Reader) Next() (one Range, err error) {

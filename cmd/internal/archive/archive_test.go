@@ -4,9 +4,11 @@ package archive
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -115,4 +117,38 @@ func FuzzReader(f *testing.F) {
 			last = r.Offset + r.Len
 		}
 	})
+}
+
+func TestWhatFollowsAStreamIsRefused(t *testing.T) {
+	all := written(t)
+	for more, want := range map[string]error{"": nil, "x": ErrMore, string(all): ErrMore} {
+		r, err := NewReader(strings.NewReader(string(all) + more))
+		for err == nil {
+			_, err = r.Next()
+		}
+		if !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+		if err := r.Ended(); !errors.Is(err, want) {
+			t.Errorf("%d bytes follow: %v, want %v", len(more), err, want)
+		}
+	}
+}
+
+// Who waits for a silent sender is told why the wait ends.
+func TestAReadOfASilentInputEndsWithItsContext(t *testing.T) {
+	from, to := io.Pipe()
+	defer to.Close()
+	ctx, stop := context.WithCancelCause(t.Context())
+	r := interruptible(ctx, from)
+	go to.Write([]byte("begin"))
+	p := make([]byte, 5)
+	if _, err := io.ReadFull(r, p); err != nil || string(p) != "begin" {
+		t.Fatalf("%q, %v", p, err)
+	}
+	enough := errors.New("enough")
+	stop(enough)
+	if _, err := r.Read(p); !errors.Is(err, enough) {
+		t.Errorf("%v, want %v", err, enough)
+	}
 }

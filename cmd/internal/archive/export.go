@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -64,10 +67,12 @@ damaged fails.`,
 		ValidArgsFunction: g.CompleteSnapshot,
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			if f, ok := g.Stdout.(*os.File); ok {
-				if about, err := f.Stat(); err == nil && about.Mode()&os.ModeCharDevice != 0 && f.Name() != os.DevNull {
+				if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
 					return cli.UsageError{Err: errors.New("stdout is a terminal, and the stream is not text"), Hint: fmt.Sprintf("redirect it: weft snapshot export %s > FILE", args[0])}
 				}
 			}
+			// A reader that ends must not end this program before it has detached the snapshot.
+			signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 			return tools.export(ctx, api, args[0], from, g.Stdout, out)
 		}),
 	}

@@ -87,7 +87,10 @@ an initiator agent.`,
 		Args: cli.Takes("VOLUME"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
 			o.name = args[0]
-			return tools.importStream(ctx, api, o, bufio.NewReaderSize(os.Stdin, PieceMost), out)
+			if o.copies < 1 || o.copies > block.MaxCopies {
+				return cli.UsageError{Err: fmt.Errorf("--%s %d: must be %s", block.PropertyCopies.Flag, o.copies, block.PropertyCopies.Bounds())}
+			}
+			return tools.importStream(ctx, api, o, bufio.NewReaderSize(interruptible(ctx, os.Stdin), PieceMost), out)
 		}),
 	}
 	cmd.Flags().Uint32Var(&o.copies, block.PropertyCopies.Flag, block.DefaultCopies, "`number` of copies of a new volume, on different nodes: "+block.PropertyCopies.Bounds())
@@ -95,6 +98,18 @@ an initiator agent.`,
 	cmd.Flags().StringVar(&o.spread, block.PropertySpread.Flag, block.DefaultSpread, "node `label` that must differ between the copies of a new volume")
 	_ = cmd.RegisterFlagCompletionFunc(block.PropertyPool.Flag, g.CompletePools)
 	return cmd
+}
+
+// interruptible reads from a reader that may be silent for long, until ctx ends; then the error is why. One read may be
+// left behind.
+func interruptible(ctx context.Context, from io.Reader) io.Reader {
+	r, w := io.Pipe()
+	context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
+	go func() {
+		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{from}, make([]byte, PieceMost))
+		w.CloseWithError(err)
+	}()
+	return r
 }
 
 func (t Tools) importStream(ctx context.Context, api pb.ManagerClient, o importOptions, from io.Reader, out *cli.Output) (retErr error) {
@@ -113,7 +128,7 @@ func (t Tools) importStream(ctx context.Context, api pb.ManagerClient, o importO
 	case absent:
 		v, err = t.create(ctx, api, o, h, out)
 	default:
-		return cli.AdvisedError{Err: fmt.Errorf("volume %s exists already", o.name), Hints: []string{"give another name, or delete the volume: `weft volume delete " + o.name + "`"}}
+		return cli.AdvisedError{Err: status.Errorf(codes.AlreadyExists, "volume %s exists already", o.name), Hints: []string{"give another name, or delete the volume: `weft volume delete " + o.name + "`"}}
 	}
 	if err != nil {
 		return err
@@ -218,7 +233,7 @@ func write(ctx context.Context, d device, r *Reader) (n int64, err error) {
 	for {
 		one, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			return n, d.Sync()
+			return n, errors.Join(d.Sync(), r.Ended())
 		}
 		if err == nil {
 			err = ctx.Err()

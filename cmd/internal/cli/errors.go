@@ -213,9 +213,21 @@ type Report struct {
 	Code   int               `json:"exit_code"`
 }
 
+// plain is the text of an error without the words of gRPC.
+func plain(err error) string {
+	inner, ok := errors.AsType[interface {
+		error
+		GRPCStatus() *status.Status
+	}](err)
+	if !ok {
+		return err.Error()
+	}
+	return strings.Replace(err.Error(), inner.Error(), inner.GRPCStatus().Message(), 1)
+}
+
 // NewReport makes a report of a command's error.
 func NewReport(err error) Report {
-	r := Report{Error: err.Error(), Code: ExitCode(err)}
+	r := Report{Error: plain(err), Code: ExitCode(err)}
 	if own, ok := errors.AsType[hinted](err); ok {
 		for _, text := range own.nextSteps() {
 			if text != "" {
@@ -232,13 +244,7 @@ func NewReport(err error) Report {
 	if !ok {
 		return r
 	}
-	r.Error = s.Message()
-	if inner, wrapped := errors.AsType[interface {
-		error
-		GRPCStatus() *status.Status
-	}](err); wrapped { // the message of a wrapped one has the words of gRPC
-		r.Error = strings.Replace(r.Error, inner.Error(), inner.GRPCStatus().Message(), 1)
-	}
+	r.Error = plain(err)
 	object := r.Error // of an error of our own, which begins with what it is about
 	for _, detail := range s.Details() {
 		switch d := detail.(type) {
@@ -318,6 +324,20 @@ func flagOf(field string) string {
 		return "DEVICE"
 	case "seconds":
 		return "--for"
+	case "snapshot": // of weft volume restore
+		return "--to"
+	case "snapshots":
+		return "VOLUME"
+	case "scrub_every_seconds":
+		return "--scrub-every"
+	case "rebuild_bytes_per_second":
+		return "--rebuild-rate"
+	case "bytes_per_second":
+		return "--rate"
+	case "min_size_bytes":
+		return "--min-size"
+	case "max_size_bytes":
+		return "--max-size"
 	}
 	if strings.HasPrefix(field, "snapshots[") {
 		return "VOLUME@NAME"

@@ -150,10 +150,13 @@ func Table(w io.Writer, headings string, rows ...[]string) {
 }
 
 // writeRow writes one row. No tab follows the last cell, so that no line ends in blanks.
+// oneLine keeps a text of several lines, such as several errors, from breaking a table or a list.
+var oneLine = strings.NewReplacer("\n", "; ")
+
 func writeRow(w io.Writer, cells []string) {
 	shown := make([]string, len(cells))
 	for i, cell := range cells {
-		shown[i] = cell
+		shown[i] = oneLine.Replace(cell)
 		if cell == "" {
 			shown[i] = "-"
 		}

@@ -134,6 +134,9 @@ func (o options) check() (size block.Size, err error) {
 	if err != nil {
 		return 0, cli.UsageError{Err: fmt.Errorf("--drive-size: %w", err)}
 	}
+	if size < block.LeastDrive {
+		return 0, cli.UsageError{Err: fmt.Errorf("--drive-size %v: must be at least %v", size, block.LeastDrive)}
+	}
 	return size, nil
 }
 

@@ -41,7 +41,7 @@ func (d *directory) listenAt(p block.Portal) (net.Listener, error) {
 	return listenIn(path)
 }
 
-// dialTarget connects the initiator to a portal.
+// dialTarget connects the initiator, or a target that copies snapshots, to a portal.
 func (d *directory) dialTarget(ctx context.Context, _, address string) (net.Conn, error) {
 	p, err := block.ParsePortal("tcp://" + address)
 	if err != nil {

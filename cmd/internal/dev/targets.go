@@ -91,7 +91,7 @@ func (t *targetSet) start(name block.NodeName) error {
 	}
 	log := t.log.With("target", name)
 	agent, err := target.New(target.Config{
-		Node: name, Portals: []block.Portal{t.dir.portal(name)}, Listen: t.dir.listenAt, Manager: t.manager, Version: t.dir.version, Log: log, Support: t.support,
+		Node: name, Portals: []block.Portal{t.dir.portal(name)}, Listen: t.dir.listenAt, Manager: t.manager, Version: t.dir.version, Log: log, Support: t.support, Dial: t.dir.dialTarget,
 		Datapath: target.User, Files: []string{t.dir.in(d.Drive)}, FilesOnly: true, Newest: t.dir.in(d.Drive + ".newest"),
 		Medium: func(_ string, drive block.Device) block.Device { return &guardedDrive{drive, t.space} },
 	})

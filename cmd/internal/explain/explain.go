@@ -74,7 +74,7 @@ func Bullets(w io.Writer, heading string, items []string) {
 	}
 	fmt.Fprintf(w, "%s:\n", heading)
 	for _, item := range items {
-		fmt.Fprintf(w, "  - %s\n", item)
+		fmt.Fprintf(w, "  - %s\n", strings.ReplaceAll(item, "\n", "; "))
 	}
 }
 
@@ -257,7 +257,7 @@ func ofDrive(ctx context.Context, api pb.ManagerClient, id string) (*pb.Explanat
 	x.Facts = append(x.Facts, fmt.Sprintf("%s, %s of %s taken", d.GetModel(), cli.Size(d.GetAllocatedBytes()), cli.Size(d.GetCapacityBytes())))
 	if full(d.GetAllocatedBytes(), d.GetCapacityBytes(), nearlyFullDrive) {
 		x.Facts = append(x.Facts, "it is nearly full: legs on it can hardly grow")
-		x.Actions = append(x.Actions, "let legs move to emptier drives: weft pool rebalance POOL --dry-run")
+		x.Actions = append(x.Actions, "move legs to emptier drives: weft pool rebalance POOL --dry-run; legs of thin volumes, which that leaves alone: weft leg move VOLUME LEG")
 	}
 	switch d.GetState() {
 	case pb.DriveState_DRIVE_STATE_OFFLINE:

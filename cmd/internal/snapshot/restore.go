@@ -112,21 +112,25 @@ func runRestore(ctx context.Context, api pb.ManagerClient, o restoreOptions, out
 // keepFirst takes a snapshot of what a volume holds. It refuses one that exists: what it holds is older.
 func (o restoreOptions) keepFirst(ctx context.Context, api pb.ManagerClient, v *pb.Volume, out *cli.Output) error {
 	if len(v.GetAttachments()) > 0 || v.GetAttachment() != nil {
-		return cli.AdvisedError{Err: fmt.Errorf("volume %s is attached to %s", v.GetName(), v.GetAttachment().GetNode()), Hints: []string{fmt.Sprintf("`weft detach %s` first", v.GetName())}}
+		return cli.RefusedError{Err: fmt.Errorf("volume %s is attached to %s", v.GetName(), v.GetAttachment().GetNode()), Hints: []string{fmt.Sprintf("`weft detach %s` first", v.GetName())}}
 	}
 	name := v.GetName() + "@" + o.keep
 	switch _, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name}); {
 	case err == nil:
-		return cli.AdvisedError{Err: fmt.Errorf("snapshot %s exists, and does not hold what %s does now", name, v.GetName()), Hints: []string{"give another name to --keep"}}
+		return cli.AdvisedError{Err: status.Errorf(codes.AlreadyExists, "snapshot %s exists, and may not hold what %s does now", name, v.GetName()), Hints: []string{"give another name to --keep"}}
 	case status.Code(err) != codes.NotFound:
 		return err
 	}
-	if _, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.to}); err != nil {
+	// What would be refused afterwards must be refused before.
+	switch to, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: o.to}); {
+	case err != nil:
 		return err
+	case to.GetSnapshot() == nil || to.GetSnapshot().GetVolumeId() != v.GetId():
+		return cli.UsageError{Err: fmt.Errorf("--to: %s is no snapshot of volume %s", o.to, v.GetName()), Hint: fmt.Sprintf("`weft snapshot list %s` shows which there are", v.GetName())}
 	}
 	made, err := api.CreateSnapshots(ctx, &pb.CreateSnapshotsRequest{Snapshots: []*pb.NewSnapshot{{Volume: v.GetId(), Name: o.keep}}})
 	if err != nil {
-		return err
+		return cli.ArgumentError{Name: "--keep", Err: err}
 	}
 	return waitUntilTaken(ctx, api, made.GetSnapshots(), out)
 }

@@ -155,7 +155,9 @@ func runDelete(ctx context.Context, api pb.ManagerClient, names []string, out *c
 	for _, name := range names {
 		s, err := api.GetVolume(ctx, &pb.GetVolumeRequest{Volume: name})
 		if s.GetSnapshot() == nil && !cli.IsSnapshotName(name) {
-			return notSnapshot(name)
+			e := notSnapshot(name)
+			e.Hint += fmt.Sprintf("; `weft volume delete %s` deletes a volume", cmp.Or(name, "VOLUME"))
+			return e
 		}
 		absent[name] = status.Code(err) == codes.NotFound
 	}
@@ -172,9 +174,6 @@ func runDelete(ctx context.Context, api pb.ManagerClient, names []string, out *c
 	return nil
 }
 
-func notSnapshot(name string) error {
-	return cli.UsageError{
-		Err:  fmt.Errorf("%q is not the name of a snapshot, such as db1@mon", name),
-		Hint: fmt.Sprintf("`weft snapshot list` lists them; `weft volume delete %s` deletes a volume", cmp.Or(name, "VOLUME")),
-	}
+func notSnapshot(name string) cli.UsageError {
+	return cli.UsageError{Err: fmt.Errorf("%q is not the name of a snapshot, such as db1@mon", name), Hint: "`weft snapshot list` lists them"}
 }

@@ -106,7 +106,7 @@ func (s *stub) DeleteVolume(_ context.Context, r *pb.DeleteVolumeRequest, _ ...g
 func snapshotOf(volume, name string, state pb.VolumeState) *pb.Volume {
 	v := &pb.Volume{
 		Id: "id of " + volume + "@" + name, Name: volume + "@" + name, SizeBytes: 10 << 30, UsedBytes: 3 << 30, State: state, Thin: true,
-		Layout: &pb.Layout{Stripes: 2, Copies: 2}, Snapshot: &pb.SnapshotOf{VolumeName: volume},
+		Layout: &pb.Layout{Stripes: 2, Copies: 2}, Snapshot: &pb.SnapshotOf{VolumeName: volume, VolumeId: "id of " + volume},
 	}
 	leg := pb.LegState_LEG_STATE_CREATING
 	if state == pb.VolumeState_VOLUME_STATE_READY {
@@ -341,7 +341,9 @@ func TestAVolumeGoesBack(t *testing.T) {
 		"without a word":     {restoreOptions{volume: "db1", to: "db1@mon"}, stub{}, "would be gone", ""},
 		"both":               {restoreOptions{volume: "db1", to: "db1@mon", keep: "before", acceptDataLoss: true}, stub{}, "--keep keeps", ""},
 		"kept, in use":       {keep, stub{volumes: []*pb.Volume{attached, mon}}, "attached to gpu1", ""},
-		"kept already":       {keep, stub{volumes: []*pb.Volume{db1(7, "", ""), mon, before}}, "exists, and does not hold", ""},
+		"kept already":       {keep, stub{volumes: []*pb.Volume{db1(7, "", ""), mon, before}}, "exists, and may not hold", ""},
+		"kept, to another's": {restoreOptions{volume: "db1", to: "db2@mon", keep: "before"}, stub{volumes: []*pb.Volume{db1(7, "", ""), snapshotOf("db2", "mon", pb.VolumeState_VOLUME_STATE_READY)}}, "--to: db2@mon is no snapshot of volume db1", ""},
+		"kept, to a volume":  {restoreOptions{volume: "db1", to: "db1", keep: "before"}, stub{volumes: []*pb.Volume{db1(7, "", "")}}, "--to: db1 is no snapshot of volume db1", ""},
 		"kept, to nothing":   {keep, stub{volumes: []*pb.Volume{db1(7, "", "")}}, "not found", ""},
 	} {
 		out, _, stderr := output(cli.FormatTable)
