@@ -118,7 +118,7 @@ func (p *planner) mappedLeg(w wantedLeg, d driveSeen, report *pb.LegReport) stri
 		return cause
 	}
 	if legRecord(d.label, w.id) == nil && d.label.Tree(w.GetTreeId()) == nil && len(d.label.Reserve) == 0 {
-		return fmt.Sprintf("drive %v has no extent left for thin volumes", w.drive)
+		return fmt.Sprintf("drive %v has no extent for thin volumes yet, or none left", w.drive)
 	}
 	p.keepTree(w, d)
 	tree := d.trees[w.GetTreeId()]

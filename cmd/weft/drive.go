@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -366,10 +367,18 @@ func newDrivePolicyDelete(g *cli.Globals) *cobra.Command {
 		Example: "  weft drive policy delete fast",
 		Args:    cli.Takes("POLICY"),
 		RunE: g.Call(func(ctx context.Context, api pb.ManagerClient, args []string, out *cli.Output) error {
+			policies, err := api.ListDrivePolicies(ctx, &pb.ListDrivePoliciesRequest{})
+			if err != nil {
+				return err
+			}
 			if _, err := api.DeleteDrivePolicy(ctx, &pb.DeleteDrivePolicyRequest{Name: args[0]}); err != nil {
 				return err
 			}
-			out.Say("drive policy %s is deleted", args[0])
+			if slices.Contains(cli.Each(policies.GetPolicies(), (*pb.DrivePolicy).GetName), args[0]) {
+				out.Say("drive policy %s is deleted", args[0])
+			} else {
+				out.Say("drive policy %s does not exist: nothing to delete", args[0])
+			}
 			return nil
 		}),
 	}

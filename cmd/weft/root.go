@@ -70,7 +70,9 @@ func flagError(err error) error {
 	}
 	flag, what := bad.GetFlag(), bad.Unwrap().Error()
 	switch flag.Value.Type() {
-	case "uint32", "int":
+	case "uint32":
+		what = "must be a whole number from 0 to 4294967295"
+	case "int":
 		what = "must be a whole number"
 	case "duration":
 		what = "must be a time, such as 30s or 5m"

@@ -72,7 +72,7 @@ func (s *State) volumeFact(v *Volume) string {
 		fact += fmt.Sprintf(", each copy on another %s", v.Spread)
 	}
 	fact += fmt.Sprintf("; epoch %d", v.Epoch)
-	if v.State == VolumeReady && v.users() == "" && !v.Clean {
+	if v.State == VolumeReady && v.users() == "" && !v.Clean && !v.oneCopy() {
 		fact += "; it was not detached cleanly, so its copies will be made equal at the next attach"
 	}
 	if v.Holder != "" && (v.Attachment == nil || v.Attachment.Node != v.Holder) {

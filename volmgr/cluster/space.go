@@ -398,10 +398,10 @@ func (s *State) explainSpace(e *Explanation, v *Volume) {
 		return
 	}
 	if v.IsSnapshot() {
-		e.Facts = append(e.Facts, fmt.Sprintf("its %s hold %s that no earlier snapshot has", plural(len(v.Legs), "leg"), used.Short()))
+		e.Facts = append(e.Facts, fmt.Sprintf("its legs hold %s that no earlier snapshot has", used.Short()))
 		return
 	}
-	e.Facts = append(e.Facts, fmt.Sprintf("it is thin: its %s take %s of the %s that they may", plural(len(v.Legs), "leg"), used.Short(), (v.Layout.LegSize(v.Size)*block.Size(len(v.Legs))).Short()))
+	e.Facts = append(e.Facts, fmt.Sprintf("it is thin: its legs take %s of the %s that they may", used.Short(), (v.Layout.LegSize(v.Size)*block.Size(len(v.Legs))).Short()))
 }
 
 // ---- volumes that are not thin ----

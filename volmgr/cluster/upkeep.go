@@ -560,6 +560,9 @@ func (in MoveLeg) apply(t *tx) (view, error) {
 		return volumeResult(v.ID), nil
 	}
 	if len(v.column(in.Column)) > v.Layout.Group().Members {
+		if in.To == "" && t.s.leaving(leg) != "" {
+			return volumeResult(v.ID), nil // it is being made again elsewhere as it is
+		}
 		return nil, refused(ReasonNotReady, v.object(), "another leg of column %d is being moved", in.Column).
 			hint("wait until `weft explain volume %s` no longer shows it", v.Name)
 	}
