@@ -63,7 +63,7 @@ func compared(state *cluster.State, r *pb.GetSnapshotRangesRequest) (of cluster.
 	}
 	base, err := readySnapshot(state, "since", r.GetSince())
 	if err == nil && base.Snapshot.Volume != of.Snapshot.Volume {
-		err = &cluster.Error{Kind: cluster.InvalidArgument, Field: "since", Text: fmt.Sprintf("since: snapshots %s and %s are of two volumes", base.Name, of.Name)}
+		err = &cluster.Error{Kind: cluster.InvalidArgument, Text: fmt.Sprintf("snapshots %s and %s are of two volumes", base.Name, of.Name)}
 	}
 	if err == nil && base.Layout != of.Layout {
 		err = &cluster.Error{Kind: cluster.FailedPrecondition, Reason: cluster.ReasonNotReady, Text: fmt.Sprintf("snapshots %s and %s are of volumes with other layouts", of.Name, base.Name)}

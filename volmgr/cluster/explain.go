@@ -257,7 +257,7 @@ func (s *State) explainLegs(e *Explanation, v *Volume) {
 	}
 }
 
-// staleActions is what to do about a stale leg.
+// staleActions tells an operator what to do about a stale leg.
 func (s *State) staleActions(l *Leg) []string {
 	switch {
 	case !s.targetOnline(l.Node):

@@ -363,14 +363,8 @@ func (s *State) Status() Status {
 			st.VolumesDegraded++
 			degraded = append(degraded, fmt.Sprintf("volume %s is %s: see `weft explain volume %s`", v.Name, strings.ToLower(string(v.Health)), v.Name))
 		}
-		waits := s.fullSince(&v)
-		for _, a := range v.attachments() {
-			if a.WaitingFor != "" {
-				waits = a.WaitingFor
-			}
-		}
-		if waits != "" {
-			degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, waits))
+		for _, wait := range s.waits(&v) {
+			degraded = append(degraded, fmt.Sprintf("volume %s waits for %s", v.Name, wait))
 		}
 	}
 	degraded = append(degraded, s.wrongSnapshots()...)
@@ -381,14 +375,23 @@ func (s *State) Status() Status {
 	return st
 }
 
-// fullSince is what writes of a volume wait for that need space: a host says so only while one waits.
-func (s *State) fullSince(v *Volume) string {
-	for i := range v.Legs {
-		if l := &v.Legs[i]; s.fullLegs[l.ID] && l.State == LegInSync {
-			return fmt.Sprintf("space for %v: its drive is full", l)
+// waits are what the hosts of a volume wait for. A host names a full drive only while a write waits for space. The
+// target names it until there is space, so the target is asked if no host waits.
+func (s *State) waits(v *Volume) (all []string) {
+	for _, a := range v.attachments() {
+		if a.WaitingFor != "" {
+			all = append(all, a.WaitingFor)
 		}
 	}
-	return ""
+	if len(all) > 0 {
+		return all
+	}
+	for i := range v.Legs {
+		if l := &v.Legs[i]; s.fullLegs[l.ID] && l.State == LegInSync {
+			return []string{fmt.Sprintf("space for %v: its drive is full", l)}
+		}
+	}
+	return nil
 }
 
 // wrongSnapshots are the snapshots that lack copies, one sentence each.

@@ -106,7 +106,7 @@ func interruptible(ctx context.Context, from io.Reader) io.Reader {
 	r, w := io.Pipe()
 	context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })
 	go func() {
-		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{from}, make([]byte, PieceMost))
+		_, err := io.CopyBuffer(w, struct{ io.Reader }{from}, make([]byte, PieceMost))
 		w.CloseWithError(err)
 	}()
 	return r

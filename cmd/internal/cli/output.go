@@ -149,14 +149,14 @@ func Table(w io.Writer, headings string, rows ...[]string) {
 	t.Flush()
 }
 
-// writeRow writes one row. No tab follows the last cell, so that no line ends in blanks.
-// oneLine keeps a text of several lines, such as several errors, from breaking a table or a list.
-var oneLine = strings.NewReplacer("\n", "; ")
+// InLine keeps a text of several lines, such as several errors, from breaking a table or a list.
+func InLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }
 
+// writeRow writes one row. No tab follows the last cell, so that no line ends in blanks.
 func writeRow(w io.Writer, cells []string) {
 	shown := make([]string, len(cells))
 	for i, cell := range cells {
-		shown[i] = oneLine.Replace(cell)
+		shown[i] = InLine(cell)
 		if cell == "" {
 			shown[i] = "-"
 		}

@@ -74,7 +74,7 @@ func Bullets(w io.Writer, heading string, items []string) {
 	}
 	fmt.Fprintf(w, "%s:\n", heading)
 	for _, item := range items {
-		fmt.Fprintf(w, "  - %s\n", strings.ReplaceAll(item, "\n", "; "))
+		fmt.Fprintf(w, "  - %s\n", cli.InLine(item))
 	}
 }
 
